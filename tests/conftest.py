@@ -1,0 +1,21 @@
+"""Shared fixtures: no test may wait for a network, every service runs on loopback with its own port."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("YOLO_OFFLINE", "true")
+os.environ.setdefault("YOLO_AUTOINSTALL", "false")
+
+
+@pytest.fixture(scope="session")
+def media() -> Path:
+    """The folder of test clips and weights, which are not part of the repository."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "media"
+    folder = Path(os.environ.get("APPLIANCE_TEST_MEDIA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no test media at {folder}: set APPLIANCE_TEST_MEDIA to the folder with the clips")
+    return folder
