@@ -1,0 +1,148 @@
+"""What travels through Redis between the vision worker and the front: jobs, their answers, camera status.
+
+Machines read these, so they are `msgspec` structs; every field that a person reads has a unit in its name.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one description went, in milliseconds."""
+
+    queue_ms: float = 0.0
+    preprocess_ms: float = 0.0
+    encode_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One observation that is worth a sentence: the frame, what the detector saw in it, and what to ask.
+
+    `detections` has the keys of ultralytics' `Results.summary()` (name, class, confidence, box, track_id), boxes in
+    pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, perhaps smaller.
+    `prompt` is the instruction, without the line of detections, which is made from `detections`.
+    """
+
+    job_id: str
+    camera: str
+    source: str
+    frame_index: int
+    time_s: float
+    captured_at: float
+    track_id: int
+    label: str
+    reason: str
+    detections: list[dict[str, Any]]
+    width: int
+    height: int
+    prompt: str
+    image: bytes
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one `DescribeJob`, as it is stored, sent to readers and written by `replay`.
+
+    `text` is `description` in JSON and None when there is none; then `error` says why. An error is never a text.
+    """
+
+    job_id: str
+    camera: str
+    source: str
+    frame_index: int
+    time_s: float
+    captured_at: float
+    described_at: float
+    track_id: int
+    label: str
+    reason: str
+    detections: list[dict[str, Any]]
+    prompt: str
+    text: str | None = msgspec.field(default=None, name="description")
+    error: str | None = None
+    model: str = ""
+    timings: Timings = Timings()
+
+    @classmethod
+    def of(
+        cls,
+        job: DescribeJob,
+        *,
+        prompt: str,
+        described_at: float,
+        text: str | None = None,
+        error: str | None = None,
+        model: str = "",
+        timings: Timings | None = None,
+    ) -> "Description":
+        """The answer to `job`; `prompt` is the whole text that the model was given."""
+        return cls(
+            job_id=job.job_id,
+            camera=job.camera,
+            source=job.source,
+            frame_index=job.frame_index,
+            time_s=job.time_s,
+            captured_at=job.captured_at,
+            described_at=described_at,
+            track_id=job.track_id,
+            label=job.label,
+            reason=job.reason,
+            detections=job.detections,
+            prompt=prompt,
+            text=text,
+            error=error,
+            model=model,
+            timings=timings or Timings(),
+        )
+
+
+class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How one camera is doing, written by the vision worker about once a second and read by the front."""
+
+    name: str
+    state: str  # "starting" | "running" | "ended" | "failed"
+    num_frames: int = 0
+    num_detections: int = 0
+    num_jobs: int = 0
+    num_dropped: int = 0
+    fps: float = 0.0
+    updated_at: float = 0.0
+    error: str | None = None
+
+
+def frame_key(camera: str) -> str:
+    """The Redis key of a camera's newest frame: JPEG bytes that expire when the camera stops."""
+    return f"appliance:frame:{camera}"
+
+
+def status_key(camera: str) -> str:
+    """The Redis key of a camera's `CameraStatus` as JSON, which expires when the worker dies."""
+    return f"appliance:camera:{camera}"
+
+
+_job_encoder = msgspec.msgpack.Encoder()
+_job_decoder = msgspec.msgpack.Decoder(DescribeJob)
+_description_encoder = msgspec.json.Encoder()
+_description_decoder = msgspec.json.Decoder(Description)
+
+
+def encode_job(job: DescribeJob) -> bytes:
+    """A job as MessagePack (the JPEG stays bytes)."""
+    return _job_encoder.encode(job)
+
+
+def decode_job(body: bytes) -> DescribeJob:
+    """The job in `body`; raises `msgspec.DecodeError` (a `ValueError`) when it is none."""
+    return _job_decoder.decode(body)
+
+
+def encode_description(description: Description) -> bytes:
+    """A description as one line of JSON, without the line's end."""
+    return _description_encoder.encode(description)
+
+
+def decode_description(body: bytes) -> Description:
+    """The description in `body`; raises `msgspec.DecodeError` (a `ValueError`) when it is none."""
+    return _description_decoder.decode(body)
