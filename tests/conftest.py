@@ -19,3 +19,19 @@ def media() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no test media at {folder}: set APPLIANCE_TEST_MEDIA to the folder with the clips")
     return folder
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight Qwen3-VL (one image token is 32x32 pixels)."""
+    from tests.checkpoints import tiny_qwen3_vl
+
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("qwen3_vl"))
+
+
+@pytest.fixture(scope="session")
+def qwen2_5_vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight Qwen2.5-VL (one image token is 28x28 pixels)."""
+    from tests.checkpoints import tiny_qwen2_5_vl
+
+    return tiny_qwen2_5_vl(tmp_path_factory.mktemp("qwen2_5_vl"))
