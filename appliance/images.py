@@ -1,0 +1,188 @@
+"""The image door: the one way by which bytes from outside become pixels.
+
+REST, queue and replay share it, so that a picture is refused or accepted for the same reason everywhere. What
+comes out is an upright 8-bit RGB `PIL.Image.Image` without metadata; whatever cannot become one raises
+`ImageError` with a sentence for the person who sent it.
+"""
+
+from __future__ import annotations
+
+import binascii
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+# why: Pillow's own limit warns on standard error, or raises with advice about Python settings;
+# `_check_header` is stricter, runs before any pixel is decoded and tells the sender what to change.
+Image.MAX_IMAGE_PIXELS = None
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+_READABLE = "JPEG, PNG, WebP, GIF, BMP or TIFF"
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class ImageError(ValueError):
+    """What was offered as an image is not one, or is one that we do not take; says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What the door lets through.
+
+    `max_bytes` is the encoded size, `max_pixels` width times height before any scaling. An image
+    whose sides differ by `max_aspect` times or more is refused. One whose shorter side is under
+    `min_side` pixels is enlarged to it, aspect kept, since the vision towers need at least one patch
+    of 28 or 32 pixels.
+    """
+
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 50_000_000
+    max_aspect: float = 200.0
+    min_side: int = 32
+
+
+DEFAULT_LIMITS = ImageLimits()
+
+
+def image_from_bytes(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+    """Decode an encoded image: upright RGB, alpha over white, the first frame of an animation.
+
+    Raises `ImageError` for empty, oversized, truncated, unknown or extreme input. Size and shape are
+    judged from the header, before pixels are decoded.
+    """
+    if not data:
+        raise ImageError("the image is empty (0 bytes)")
+    if len(data) > limits.max_bytes:
+        raise ImageError(
+            f"the image has {len(data)} bytes, more than the {limits.max_bytes} that are accepted"
+        )
+    with _opened(data) as image:
+        _check_header(image.size, limits)
+        _decode(image)
+        orientation = _orientation(image)
+        pixels = _flattened(image)
+    pixels.info = {}  # why: comments, EXIF and colour profiles of the sender go no further
+    if orientation in _UPRIGHT:
+        pixels = pixels.transpose(_UPRIGHT[orientation])
+    return _enlarged(pixels, limits.min_side)
+
+
+def image_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+    """Decode `data:image/…;base64,…` (RFC 2397, scheme and parameters in any case); see `image_from_bytes`.
+
+    Raises `ImageError`, also for a payload that is not strict base64.
+    """
+    header, comma, payload = uri.partition(",")
+    scheme, _, rest = header.partition(":")
+    media_type, *parameters = [part.strip().lower() for part in rest.split(";")]
+    if scheme.lower() != "data" or not comma:
+        raise ImageError("an image has to be a data: URI such as data:image/jpeg;base64,…")
+    if not parameters or parameters[-1] != "base64":
+        raise ImageError("the data: URI has to be base64: data:image/jpeg;base64,…")
+    if not media_type.startswith("image/"):
+        raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}, image/… is needed")
+    return image_from_bytes(_unbase64(payload, limits), limits)
+
+
+def image_from_file(path: str | Path, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+    """Decode an image file; see `image_from_bytes`. Every `ImageError` of it names the file."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(limits.max_bytes + 1)
+    except OSError as error:
+        raise ImageError(f"{path}: {error.strerror or error}") from error
+    try:
+        return image_from_bytes(data, limits)
+    except ImageError as error:
+        raise ImageError(f"{path}: {error}") from error
+
+
+def _unbase64(payload: str, limits: ImageLimits) -> bytes:
+    if len(payload) > limits.max_bytes * 4 // 3 + 4:
+        raise ImageError(f"the image has more than the {limits.max_bytes} bytes that are accepted")
+    try:
+        return binascii.a2b_base64(payload, strict_mode=True)
+    except ValueError as error:
+        raise ImageError(
+            f"the data: URI is not valid base64 ({error}); no white space is allowed in it"
+        ) from error
+
+
+def _opened(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=_FORMATS)
+    # why: a Pillow plugin raises whatever its parser trips over (struct.error, KeyError, zlib.error, …);
+    # each of them means the same to the sender.
+    except Exception as error:
+        raise ImageError(f"these {len(data)} bytes are not a {_READABLE} image") from error
+
+
+def _check_header(size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    if width < 1 or height < 1:
+        raise ImageError(f"the image has no pixels ({width}×{height})")
+    if width * height > limits.max_pixels:
+        raise ImageError(
+            f"the image is {width}×{height}, more than {limits.max_pixels} pixels; scale it down first"
+        )
+    if max(size) >= limits.max_aspect * min(size):
+        raise ImageError(
+            f"the image is {width}×{height}; sides that differ {limits.max_aspect:g} times are not accepted"
+        )
+
+
+def _decode(image: Image.Image) -> None:
+    try:
+        image.load()
+    except Exception as error:  # why: as in `_opened`
+        raise ImageError(f"the {image.format} image is damaged or cut short: {error}") from error
+
+
+def _orientation(image: Image.Image) -> int:
+    # why: asked after decoding: Pillow turns a TIFF by itself, and a PNG may carry EXIF behind its pixels
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except (
+        Exception
+    ):  # why: as in `_opened`; an image with unreadable metadata is still an image, taken as it lies
+        return 1
+
+
+def _flattened(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):
+        image = _eight_bit(image)
+    if image.mode in ("F", "LAB"):  # why: F has no defined brightness, and Pillow cannot convert LAB
+        raise ImageError(f"the image has {image.mode} pixels; save it as 8-bit RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    rgba = image.convert("RGBA")
+    white = Image.new("RGB", rgba.size, "white")
+    white.paste(rgba, mask=rgba.getchannel("A"))
+    return white
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    # why: 16-bit grey arrives as "I;16…" or "I"; `convert` clips it at 255: all but the darkest turns white
+    samples = np.asarray(image).astype(np.int64).clip(0, 65535)
+    return Image.fromarray((samples >> 8).astype(np.uint8))
+
+
+def _enlarged(image: Image.Image, min_side: int) -> Image.Image:
+    shorter = min(image.size)
+    if shorter >= min_side:
+        return image
+    width, height = (math.ceil(side * min_side / shorter) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
