@@ -1,0 +1,176 @@
+"""The event store by itself; test_api_events.py reads it over HTTP."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from appliance.events import EventFilter, EventStore, EventStoreError
+from tests.appliance.descriptions import description
+
+EVERYTHING = EventFilter()
+
+
+def ids(store: EventStore, wanted: EventFilter = EVERYTHING) -> list[str]:
+    return [event.event_id for event in store.newest(wanted, 100)]
+
+
+@pytest.fixture
+def store() -> Iterator[EventStore]:
+    with closing(EventStore()) as store:
+        yield store
+
+
+def test_an_event_is_the_description_without_its_source(store: EventStore) -> None:
+    """A5: the source may be a URL with a password."""
+    store.add(description("a", source="rtsp://john.doe:p@ss@10.0.0.1/"))
+    (event,) = store.newest(EVERYTHING, 10)
+    body = msgspec.json.decode(event.body)
+    assert (body["id"], body["object"]) == ("a", "event")
+    assert body["description"] == "A person walks."
+    assert body["detections"][0]["name"] == "person"
+    assert b"john.doe" not in event.body
+    assert set(body) - {"id", "object"} == set(msgspec.to_builtins(description("a"))) - {"job_id", "source"}
+
+
+def test_a_redelivered_job_stays_one_event(store: EventStore) -> None:
+    assert store.add(description("a"))
+    assert not store.add(description("a", text="Something else."))
+    assert not store.add(description("a", text=None, error="engine died"))
+    (event,) = store.newest(EVERYTHING, 10)
+    assert msgspec.json.decode(event.body)["description"] == "A person walks."
+
+
+def test_a_late_description_replaces_the_error(store: EventStore) -> None:
+    """A8: an error is an event with `description: null` until the job succeeds."""
+    store.add(description("a", text=None, error="engine died"), b"old")
+    store.add(description("b"))
+    (failed,) = [event for event in store.newest(EVERYTHING, 10) if event.event_id == "a"]
+    assert msgspec.json.decode(failed.body)["description"] is None
+    assert msgspec.json.decode(failed.body)["error"] == "engine died"
+    assert store.add(description("a"))
+    assert ids(store) == ["a", "b"]
+    assert store.snapshot("a") is None
+    assert [event.event_id for event in store.after(failed.seq, EVERYTHING, 10)] == ["b", "a"]
+
+
+def test_filters(store: EventStore) -> None:
+    store.add(description("1", camera="yard", label="dog", captured_at=10.0))
+    store.add(description("2", camera="street", label="dog", captured_at=20.0))
+    store.add(description("3", camera="street", label="car", captured_at=30.0))
+    assert ids(store) == ["3", "2", "1"]
+    assert ids(store, EventFilter(camera="street")) == ["3", "2"]
+    assert ids(store, EventFilter(label="dog")) == ["2", "1"]
+    assert ids(store, EventFilter(camera="street", label="dog")) == ["2"]
+    assert ids(store, EventFilter(since=20.0)) == ["3", "2"]
+    assert ids(store, EventFilter(camera="' OR 1=1 --")) == []
+    assert len(store.newest(EVERYTHING, 2)) == 2
+
+
+def test_reading_on_after_a_number(store: EventStore) -> None:
+    for name in "abcd":
+        store.add(description(name))
+    first = store.after(0, EVERYTHING, 2)
+    second = store.after(first[-1].seq, EVERYTHING, 2)
+    assert [event.event_id for event in (*first, *second)] == ["a", "b", "c", "d"]
+    assert store.last_seq() == second[-1].seq
+
+
+def test_the_store_is_bounded() -> None:
+    with closing(EventStore(max_events=3, max_snapshots=1)) as store:
+        for name in "abcde":
+            store.add(description(name), name.encode())
+        assert ids(store) == ["e", "d", "c"]
+        assert [store.snapshot(name) for name in "abcde"] == [None, None, None, None, b"e"]
+
+
+def test_find_and_snapshot(store: EventStore) -> None:
+    store.add(description("a"), b"jpeg")
+    store.add(description("b"))
+    found = store.find("a")
+    assert found is not None
+    assert found.event_id == "a"
+    assert store.snapshot("a") == b"jpeg"
+    assert store.find("c") is None
+    assert store.snapshot("b") is None
+    assert store.snapshot("c") is None
+
+
+def test_a_file_keeps_events_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    store = EventStore(path)
+    store.add(description("a"), b"jpeg")
+    seq = store.last_seq()
+    store.close()
+    again = EventStore(path)
+    assert ids(again) == ["a"]
+    assert again.snapshot("a") == b"jpeg"
+    assert again.last_seq() == seq
+    again.close()
+
+
+def test_a_new_store_in_memory_counts_on_from_the_old_one() -> None:
+    """A reader that resumes after a restart gets all there is."""
+    with closing(EventStore()) as old:
+        old.add(description("a"))
+        time.sleep(0.01)
+        with closing(EventStore()) as new:
+            assert new.last_seq() > old.last_seq()
+
+
+def test_a_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    path.write_text("I am not a database." * 100)
+    with pytest.raises(EventStoreError, match=r"events\.db: cannot be used"):
+        EventStore(path)
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(EventStoreError, match="version 99"):
+        EventStore(path)
+
+
+async def test_followers_hear_of_events_from_any_thread(store: EventStore) -> None:
+    def write(name: str) -> None:
+        for number in range(50):
+            store.add(description(f"{name}{number}"))
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    seen: list[str] = []
+    with store.changes() as changed:
+        for thread in threads:
+            thread.start()
+        seq = 0
+        async with asyncio.timeout(30):
+            while len(seen) < 200:
+                await changed.wait()
+                changed.clear()
+                for event in store.after(seq, EVERYTHING, 1000):
+                    seen.append(event.event_id)
+                    seq = event.seq
+    for thread in threads:
+        thread.join()
+    assert len(set(seen)) == 200
+
+
+async def test_a_follower_that_left_is_not_called(store: EventStore) -> None:
+    with store.changes() as changed:
+        pass
+    store.add(description("a"))
+    await asyncio.sleep(0)
+    assert not changed.is_set()
+
+
+def test_the_id_stands_first(store: EventStore) -> None:
+    store.add(description("z"))
+    assert store.newest(EVERYTHING, 1)[0].body.startswith(b'{"id":"z","object":"event"')
