@@ -1,0 +1,48 @@
+"""A job queue on Redis Streams: nothing is lost, nothing is answered twice, everything dropped is counted.
+
+producer = JobProducer(url)            # blocking: put
+consumer = JobConsumer(url)            # asyncio: take → finish or fail
+reader = ResultReader(url)             # asyncio: read
+server = EmbeddedServer()              # where there is no Redis: server.url
+"""
+
+from queues.config import QueueConfig
+from queues.connection import connect, connect_async
+from queues.consumer import JobConsumer
+from queues.embedded import EmbeddedServer
+from queues.errors import (
+    JobTooLarge,
+    QueueError,
+    QueueFull,
+    QueueUnavailable,
+    ServerError,
+    ServerStartFailed,
+    ServerTooOld,
+)
+from queues.outage import Outage, safe_url
+from queues.producer import JobProducer
+from queues.results import ResultReader
+from queues.types import Delivery, Job, QueueStatus, Result
+
+__all__ = [
+    "Delivery",
+    "EmbeddedServer",
+    "Job",
+    "JobConsumer",
+    "JobProducer",
+    "JobTooLarge",
+    "Outage",
+    "QueueConfig",
+    "QueueError",
+    "QueueFull",
+    "QueueStatus",
+    "QueueUnavailable",
+    "Result",
+    "ResultReader",
+    "ServerError",
+    "ServerStartFailed",
+    "ServerTooOld",
+    "connect",
+    "connect_async",
+    "safe_url",
+]

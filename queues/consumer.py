@@ -1,0 +1,228 @@
+"""The worker's side: take jobs, keep their leases, finish or fail each."""
+
+import asyncio
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from typing import Any, Self
+
+from queues import scripts
+from queues.config import QueueConfig
+from queues.errors import QueueError, QueueUnavailable
+from queues.link import Argument, Link
+from queues.outage import Outage
+from queues.status import parse_status
+from queues.types import Delivery, Job, QueueStatus
+
+_CLAIM_EVERY_S = 1.0
+_KEEP_EVERY_S = 5.0
+_GONE_AFTER_MS = 24 * 3600 * 1000
+
+
+def _new_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def _delivery(entry_id: bytes, fields: dict[bytes, bytes], times_delivered: int, now_ms: int) -> Delivery:
+    expires_at = fields[b"expires_at"]
+    job = Job(
+        job_id=fields[b"job_id"].decode(),
+        key=fields[b"key"].decode(),
+        body=fields[b"body"],
+        created_at=float(fields[b"created_at"]),
+        expires_at=float(expires_at) if expires_at else None,
+    )
+    queue_ms = max(0.0, now_ms - int(entry_id.partition(b"-")[0]))
+    return Delivery(job, entry_id.decode(), times_delivered, queue_ms)
+
+
+class JobConsumer:
+    """One worker of the group. `async with JobConsumer(url) as consumer`, or `start` and `close`.
+
+    Between `take` and `finish`/`fail` a task renews the leases of the jobs in hand, so a slow job stays here,
+    and only the jobs of a worker that died, hung or lost its way go to another one.
+    """
+
+    def __init__(self, url: str, config: QueueConfig | None = None, name: str | None = None) -> None:
+        self.config = config or QueueConfig()
+        self.name = name or _new_name()
+        self._link = Link(url, self.config)
+        self._held: dict[str, tuple[Delivery, float]] = {}
+        self._cursor = "0-0"
+        self._next_claim = 0.0
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def outage(self) -> Outage:
+        """The connection's health."""
+        return self._link.outage
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the server answered lately: within two periods of this worker's own poll."""
+        return self.outage.silent_s < 2 * self._keep_every_s + self.config.command_timeout_s
+
+    async def start(self) -> None:
+        """Connect; raises `QueueUnavailable`, `ServerTooOld` or another `ServerError`."""
+        await self._link.open()
+        await self._link.run(scripts.SWEEP, self.name, _GONE_AFTER_MS)
+        self._keeper = asyncio.create_task(self._keep(), name=f"queue-leases-{self.name}")
+
+    async def take(self, max_jobs: int, block_ms: float = 1000) -> list[Delivery]:
+        """Up to `max_jobs` jobs, waiting up to `block_ms` for the first; jobs of dead workers come first.
+
+        Never raises for an outage: it returns nothing and `is_healthy` turns False. If the call is cancelled,
+        jobs that were on their way come again after `visibility_s`.
+        """
+
+        async def attempt(left_s: float) -> list[Delivery]:
+            return await self._claim(max_jobs) or await self._read(max_jobs, left_s)
+
+        return await self._link.poll(attempt, block_ms)
+
+    async def finish(self, delivery: Delivery, result: bytes) -> bool:
+        """Store the result and acknowledge the job in one step; False when the job has a result already.
+
+        Waits through an outage of up to `outage_patience_s`, then raises `QueueUnavailable`; may be repeated.
+        """
+        job, config = delivery.job, self.config
+        answer = await self._settle(
+            scripts.FINISH,
+            delivery,
+            len(job.body),
+            job.job_id,
+            job.key,
+            f"{self.name}:{delivery.entry_id}",
+            result,
+            _milliseconds(config.dedup_ttl_s),
+            config.result_max_len,
+        )
+        return bool(answer == 1)
+
+    async def fail(self, delivery: Delivery, error: str) -> bool:
+        """Give a job up: True when it will be delivered again, False when it went to the dead letters.
+
+        The pause before the next delivery doubles each time. False too when another worker has it by now.
+        """
+        config, times = self.config, delivery.times_delivered
+        pause_s = min(config.retry_delay_s * 2.0 ** (times - 1), config.visibility_s)
+        answer = await self._settle(
+            scripts.FAIL,
+            delivery,
+            times,
+            config.max_deliveries,
+            _milliseconds(config.visibility_s - pause_s),
+            error,
+            config.dead_max_len,
+        )
+        return bool(answer == 1)
+
+    async def status(self) -> QueueStatus:
+        """The queue's state; raises `QueueUnavailable`."""
+        return parse_status(await self._link.run(scripts.STATUS, self.name))
+
+    async def close(self) -> None:
+        """Hand the jobs in hand to other workers at once, and disconnect; never raises for an outage."""
+        if self._keeper:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+            with suppress(QueueError):
+                await self._release()
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def _keep_every_s(self) -> float:
+        return min(self.config.visibility_s / 3, _KEEP_EVERY_S)
+
+    async def _claim(self, max_jobs: int) -> list[Delivery]:
+        if time.monotonic() < self._next_claim:
+            return []
+        config = self.config
+        limits = (config.max_deliveries, config.dead_max_len)
+        visibility_ms = _milliseconds(config.visibility_s)
+        answer = await self._link.run(
+            scripts.CLAIM, self.name, visibility_ms, self._cursor, max_jobs, *limits
+        )
+        if answer is None:
+            return []
+        self._cursor = answer[0].decode()
+        if self._cursor == "0-0":
+            self._next_claim = time.monotonic() + min(_CLAIM_EVERY_S, config.visibility_s / 4)
+        found = [
+            _delivery(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)), times, answer[1])
+            for entry_id, flat, times in answer[2]
+        ]
+        return self._hold([delivery for delivery in found if delivery.entry_id not in self._held])
+
+    async def _read(self, max_jobs: int, left_s: float) -> list[Delivery]:
+        config = self.config
+        block_s = min(left_s, config.max_block_s, max(0.001, self._next_claim - time.monotonic()))
+        reply: Any = await self._link.ask(
+            lambda: self._link.reads.xreadgroup(
+                config.group,
+                self.name,
+                {config.stream: ">"},
+                count=max_jobs,
+                block=_milliseconds(block_s) if left_s else None,
+            )
+        )
+        return await self._admit(reply[0][1]) if reply else []
+
+    async def _admit(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Delivery]:
+        rows = [
+            (entry_id, fields[b"job_id"], fields[b"deadline_ms"], len(fields[b"body"]))
+            for entry_id, fields in entries
+        ]
+        answer = await self._link.run(scripts.ADMIT, self.name, *(item for row in rows for item in row))
+        now_ms, wanted = answer or (0, [])
+        known = dict(entries)
+        return self._hold([_delivery(entry_id, known[entry_id], 1, now_ms) for entry_id in wanted])
+
+    def _hold(self, deliveries: list[Delivery]) -> list[Delivery]:
+        now = time.monotonic()
+        self._held.update({delivery.entry_id: (delivery, now) for delivery in deliveries})
+        return deliveries
+
+    async def _settle(self, script: str, delivery: Delivery, *arguments: Argument) -> Any:
+        answer = await self._link.insist(
+            lambda: self._link.run(script, self.name, delivery.entry_id, *arguments)
+        )
+        self._held.pop(delivery.entry_id, None)
+        return answer
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._keep_every_s)
+            with suppress(QueueUnavailable):
+                await self._renew()
+
+    async def _renew(self) -> None:
+        oldest = time.monotonic() - self.config.max_hold_s
+        self._held = {key: held for key, held in self._held.items() if held[1] > oldest}
+        for entry_id in await self._link.run(scripts.RENEW, self.name, *self._held) or []:
+            self._held.pop(entry_id.decode(), None)
+
+    async def _release(self) -> None:
+        rows = [(entry_id, held[0].times_delivered) for entry_id, held in self._held.items()]
+        visibility_ms = _milliseconds(self.config.visibility_s)
+        await self._link.run(
+            scripts.RELEASE, self.name, visibility_ms, *(item for row in rows for item in row)
+        )

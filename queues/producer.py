@@ -1,0 +1,119 @@
+"""The producer's side: put jobs, from a process that must never hang on the queue."""
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Self
+
+import redis
+
+from queues import scripts
+from queues.config import QueueConfig
+from queues.connection import UNREACHABLE, check_server, connect, translate
+from queues.errors import JobTooLarge, QueueFull, QueueUnavailable
+from queues.link import Argument
+from queues.outage import Outage
+from queues.status import parse_status
+from queues.types import Job, QueueStatus
+
+_POLL_S = 0.02
+
+
+class JobProducer:
+    """Puts jobs into one queue; blocking calls, one thread at a time.
+
+    Raises `QueueUnavailable` or a `ServerError` when the server cannot be used at the start.
+    """
+
+    def __init__(self, url: str, config: QueueConfig | None = None) -> None:
+        self.config = config or QueueConfig()
+        self.outage = Outage(url)
+        self._url = url
+        self._drops: Counter[str] = Counter()
+        self._client = connect(url, self.config)
+        self._put = self._client.register_script(scripts.PUT)
+        self._status = self._client.register_script(scripts.STATUS)
+        self._keys = self.config.keys
+        try:
+            check_server(self._client.info("everything"), url)
+        except (redis.RedisError, OSError) as error:
+            self.close()
+            raise translate(error, url) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, job: Job, timeout_s: float | None = None) -> bool:
+        """Queue a job; False when its id is known already.
+
+        With `when_full="wait"` it waits up to `timeout_s` (None: for ever) for room, then raises `QueueFull`.
+        Raises `JobTooLarge`, and `QueueUnavailable` at once while the server is known to be away. A put that
+        fails may be repeated: it never queues twice.
+        """
+        if len(job.body) > self.config.max_body_bytes:
+            raise JobTooLarge(
+                f"job {job.job_id} has {len(job.body)} bytes, the limit is {self.config.max_body_bytes}"
+            )
+        deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        token = uuid.uuid4().hex
+        while (answer := self._try_put(job, token)) < 0:
+            if time.monotonic() >= deadline:
+                raise QueueFull(f"no room for job {job.job_id} within {timeout_s} s")
+            time.sleep(_POLL_S)
+        return answer == 1
+
+    def count_drop(self, reason: str, number: int = 1) -> None:
+        """Count jobs that this producer gave up by itself; all processes see them after its next `put`."""
+        self._drops[reason] += number
+
+    def status(self) -> QueueStatus:
+        """The queue's state; raises `QueueUnavailable`."""
+        return parse_status(self._call(self._status, []))
+
+    def close(self) -> None:
+        """Close the connection; queued jobs stay."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _try_put(self, job: Job, token: str) -> int:
+        drops = dict(self._drops)
+        answer = self._call(self._put, self._put_arguments(job, token, drops))
+        if answer >= 0:
+            self._drops.subtract(drops)
+        return int(answer)
+
+    def _put_arguments(self, job: Job, token: str, drops: dict[str, int]) -> list[Argument]:
+        ttl_ms: int | str = "" if job.expires_at is None else round((job.expires_at - time.time()) * 1000)
+        return [
+            token,
+            job.job_id,
+            job.key,
+            repr(job.created_at),
+            "" if job.expires_at is None else repr(job.expires_at),
+            ttl_ms,
+            job.body,
+            round(self.config.dedup_ttl_s * 1000),
+            self.config.max_len,
+            self.config.max_bytes,
+            int(self.config.when_full == "drop_oldest"),
+            *(item for drop in drops.items() if drop[1] for item in drop),
+        ]
+
+    def _call(self, script: Callable[..., Any], arguments: list[Argument]) -> Any:
+        if self.outage.delay_s:
+            raise QueueUnavailable(f"the queue at {self.outage.url} did not answer a moment ago")
+        try:
+            answer = script(self._keys, [self.config.group, "", *arguments])
+        except UNREACHABLE as error:
+            self.outage.bad(error)
+            raise translate(error, self._url) from error
+        except redis.RedisError as error:
+            raise translate(error, self._url) from error
+        self.outage.good()
+        return answer
