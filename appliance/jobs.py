@@ -21,8 +21,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     """One observation that is worth a sentence: the frame, what the detector saw in it, and what to ask.
 
-    `detections` has the keys of ultralytics' `Results.summary()` (name, class, confidence, box, track_id), boxes in
-    pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, perhaps smaller.
+    `detections` has the keys of ultralytics' `Results.summary()` (name, class, confidence, box, track_id), boxes
+    in pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, maybe smaller.
     `prompt` is the instruction, without the line of detections, which is made from `detections`.
     """
 
@@ -45,7 +45,7 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
 class Description(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one `DescribeJob`, as it is stored, sent to readers and written by `replay`.
 
-    `text` is `description` in JSON and None when there is none; then `error` says why. An error is never a text.
+    `text` is `description` in JSON, and None when there is none; then `error` says why. An error is no text.
     """
 
     job_id: str
@@ -134,7 +134,7 @@ def encode_job(job: DescribeJob) -> bytes:
 
 
 def decode_job(body: bytes) -> DescribeJob:
-    """The job in `body`; raises `msgspec.DecodeError` (a `ValueError`) when it is none."""
+    """The job in `body`; raises `msgspec.DecodeError` when it is none."""
     return _job_decoder.decode(body)
 
 
@@ -144,5 +144,5 @@ def encode_description(description: Description) -> bytes:
 
 
 def decode_description(body: bytes) -> Description:
-    """The description in `body`; raises `msgspec.DecodeError` (a `ValueError`) when it is none."""
+    """The description in `body`; raises `msgspec.DecodeError` when it is none."""
     return _description_decoder.decode(body)

@@ -1,0 +1,94 @@
+"""The notice board in Redis: each camera's newest frame and status, from the vision worker to the front.
+
+Nothing on it is owed to anybody: values expire by themselves, and nothing is written during an outage.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from appliance.jobs import CameraStatus, frame_key, status_key
+
+logger = logging.getLogger(__name__)
+
+FRAME_TTL_S = 30
+STATUS_TTL_S = 15
+OUTAGE_PAUSE_S = 2.0
+_TIMEOUT_S = 2.0
+
+_status_decoder = msgspec.json.Decoder(CameraStatus)
+
+
+class BoardWriter:
+    """Writes frames and statuses; a server that is away is left alone for a while, nothing is raised."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._redis = redis.Redis.from_url(
+            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 1)
+        )
+        self._clock = clock
+        self._quiet_until = 0.0
+
+    def write_frame(self, camera: str, jpeg: bytes) -> None:
+        """Shows `jpeg` as the camera's newest frame for 30 s."""
+        self._set(frame_key(camera), jpeg, FRAME_TTL_S)
+
+    def write_status(self, status: CameraStatus) -> None:
+        """Shows the camera's status for 15 s."""
+        self._set(status_key(status.name), msgspec.json.encode(status), STATUS_TTL_S)
+
+    def close(self) -> None:
+        """Closes the connection; what was written expires by itself."""
+        self._redis.close()
+
+    def _set(self, key: str, value: bytes, ttl_s: int) -> None:
+        if self._clock() < self._quiet_until:
+            return
+        try:
+            self._redis.set(key, value, ex=ttl_s)
+        except (redis.RedisError, OSError) as error:
+            self._quiet_until = self._clock() + OUTAGE_PAUSE_S
+            logger.warning("camera frames and status are not shown: %s", type(error).__name__)
+
+
+class BoardReader:
+    """Reads the board for the cameras of one configuration."""
+
+    def __init__(self, url: str, cameras: Sequence[str]) -> None:
+        self.names = tuple(cameras)
+        self._redis = redis.asyncio.Redis.from_url(
+            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
+        )
+
+    async def statuses(self) -> list[CameraStatus]:
+        """One status a camera, in the configuration's order; `starting` while the worker has said nothing."""
+        if not self.names:
+            return []
+        try:
+            values = await self._redis.mget([status_key(name) for name in self.names])
+        except (redis.RedisError, OSError):
+            values = [None] * len(self.names)
+        return [
+            _status_decoder.decode(value) if value else CameraStatus(name=name, state="starting")
+            for name, value in zip(self.names, values, strict=True)
+        ]
+
+    async def frame(self, camera: str) -> bytes | None:
+        """The camera's newest frame as JPEG, None when there is none; `KeyError` for an unknown name."""
+        if camera not in self.names:
+            raise KeyError(camera)
+        try:
+            value: bytes | None = await self._redis.get(frame_key(camera))
+        except (redis.RedisError, OSError):
+            return None
+        return value
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._redis.aclose()

@@ -1,0 +1,195 @@
+"""The describe dispatcher: jobs from the queue, one engine request each, answers back into the queue.
+
+It takes a job only when the engine has a credit for it, so the backlog stays in Redis, where it can be seen,
+replaced and expired. An error never becomes a description: it is stored as an error, tried again, or ends
+among the dead letters.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from PIL import Image
+
+from appliance.images import ImageRefused, image_from_bytes
+from appliance.jobs import DescribeJob, Description, Timings, decode_job, encode_description
+from appliance.prompts import describe_messages, detection_line
+from queues.consumer import JobConsumer
+from queues.errors import QueueError
+from queues.types import Delivery
+from vlm_engine import GenerationRequest, SamplingParams, TokenEvent
+from vlm_engine.errors import EngineError, RequestError
+
+logger = logging.getLogger(__name__)
+
+TAKE_BLOCK_MS = 500
+ENGINE_PAUSE_S = 1.0
+
+
+class VisionLanguageModel(Protocol):
+    """What answers a request: the engine in this process, or a client of one elsewhere."""
+
+    @property
+    def model_name(self) -> str:
+        """The name under which the model is served."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        """Events of one request until its last; closing the iterator cancels the request."""
+
+
+class DescribeError(Exception):
+    """The model gave no description this time; another try may."""
+
+
+def prompt_of(job: DescribeJob, image: Image.Image) -> list[dict[str, Any]]:
+    """The messages that put `job` to the model: instruction, picture, what the detector saw."""
+    centers = [(d["box"]["x1"] + d["box"]["x2"]) / 2 / job.width for d in job.detections]
+    return describe_messages(job.prompt, image, detection_line([d["name"] for d in job.detections], centers))
+
+
+def prompt_text(messages: list[dict[str, Any]]) -> str:
+    """The messages as one text for people, `[image]` in the picture's place."""
+    parts = messages[0]["content"]
+    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)
+
+
+class Describer:
+    """Runs until cancelled; at most `concurrency` descriptions are with the engine at once.
+
+    `on_dead` gets a description without text for every job that was given up after its last delivery.
+    """
+
+    def __init__(
+        self,
+        consumer: JobConsumer,
+        model: VisionLanguageModel,
+        *,
+        concurrency: int,
+        max_tokens: int,
+        on_dead: Callable[[Description], None] = lambda description: None,
+    ) -> None:
+        self.num_described = 0
+        self.num_failed = 0
+        self._consumer = consumer
+        self._model = model
+        self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self._on_dead = on_dead
+        self._concurrency = concurrency
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Takes and answers jobs until cancelled; what is in hand then goes back to the queue."""
+        try:
+            while True:
+                if len(self._running) >= self._concurrency:
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                for delivery in await self._take():
+                    task = asyncio.create_task(self._handle(delivery), name=f"describe-{delivery.job.job_id}")
+                    self._running.add(task)
+                    task.add_done_callback(self._running.discard)
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _take(self) -> list[Delivery]:
+        try:
+            return await self._consumer.take(self._concurrency - len(self._running), TAKE_BLOCK_MS)
+        except QueueError as error:
+            logger.error("no jobs can be taken: %s", error)
+            await asyncio.sleep(ENGINE_PAUSE_S)
+            return []
+
+    async def _handle(self, delivery: Delivery) -> None:
+        try:
+            await self._answer(delivery)
+        except QueueError as error:
+            # why: unanswered jobs come back by themselves once the queue is there again.
+            logger.error("job=%s could not be settled: %s", delivery.job.job_id, error)
+
+    async def _answer(self, delivery: Delivery) -> None:
+        try:
+            job = decode_job(delivery.job.body)
+        except ValueError as error:
+            logger.error("job=%s is not a describe job: %s", delivery.job.job_id, error)
+            await self._consumer.fail(delivery, f"not a describe job: {error}")
+            return
+        try:
+            description = await self._describe(job, delivery)
+        except (DescribeError, EngineError) as error:
+            await self._give_up(job, delivery, str(error))
+            return
+        if await self._consumer.finish(delivery, encode_description(description)):
+            self.num_described += description.error is None
+            self.num_failed += description.error is not None
+
+    async def _give_up(self, job: DescribeJob, delivery: Delivery, error: str) -> None:
+        logger.warning("camera=%s job=%s was not described: %s", job.camera, job.job_id, error)
+        is_last = delivery.times_delivered >= self._consumer.config.max_deliveries
+        if not await self._consumer.fail(delivery, error) and is_last:
+            self.num_failed += 1
+            self._on_dead(Description.of(job, prompt=job.prompt, described_at=time.time(), error=error))
+
+    async def _describe(self, job: DescribeJob, delivery: Delivery) -> Description:
+        """The answer, with an error in place of the text when trying again cannot help."""
+        try:
+            image = await asyncio.to_thread(image_from_bytes, job.image)
+        except ImageRefused as error:
+            return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(error))
+        messages = prompt_of(job, image)
+        text, error, timings = None, None, Timings(queue_ms=delivery.queue_ms)
+        try:
+            text, last = await self._generate(delivery, messages)
+            error = _refusal(text, last)
+            timings = _timings(delivery, last)
+        except RequestError as refused:
+            error = str(refused)
+        return Description.of(
+            job,
+            prompt=prompt_text(messages),
+            described_at=time.time(),
+            text=None if error else text,
+            error=error,
+            model=self._model.model_name,
+            timings=timings,
+        )
+
+    async def _generate(self, delivery: Delivery, messages: list[dict[str, Any]]) -> tuple[str, TokenEvent]:
+        job = delivery.job
+        request = GenerationRequest(
+            request_id=f"describe-{job.job_id}-{delivery.times_delivered}",
+            messages=messages,
+            sampling=self._sampling,
+            priority="background",
+            expires_at=None if job.expires_at is None else time.monotonic() + job.expires_at - time.time(),
+        )
+        pieces = []
+        async for event in self._model.generate(request):
+            pieces.append(event.text)
+            if event.finish_reason is not None:
+                return "".join(pieces).strip(), event
+        raise DescribeError("the engine ended without a last event")
+
+
+def _refusal(text: str, last: TokenEvent) -> str | None:
+    """Why `text` is no description, None when it is one; raises `DescribeError` when another try may help."""
+    if last.finish_reason in {"error", "cancelled"}:
+        raise DescribeError(last.error or f"the engine ended with {last.finish_reason}")
+    if last.finish_reason == "expired":
+        return "expired before the engine could start"
+    return None if text else "the model answered with an empty text"
+
+
+def _timings(delivery: Delivery, last: TokenEvent) -> Timings:
+    spent = last.timings
+    if spent is None:
+        return Timings(queue_ms=delivery.queue_ms)
+    return Timings(
+        queue_ms=delivery.queue_ms + spent.queue_ms,
+        preprocess_ms=spent.preprocess_ms,
+        encode_ms=spent.encode_ms,
+        prefill_ms=spent.prefill_ms,
+        decode_ms=spent.decode_ms,
+    )

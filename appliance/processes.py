@@ -1,0 +1,105 @@
+"""Child processes that end with their parent: in a session of their own, stopped by pid, never by name."""
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 5.0
+BACK_OFF_S = (1.0, 2.0, 5.0, 15.0, 30.0)
+STABLE_AFTER_S = 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent_pid: int) -> None:
+    """Asks the kernel (Linux) for SIGTERM when the parent dies; exits at once if it already has.
+
+    An appliance that is killed hard must not leave a worker behind that holds cameras and memory.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+
+
+class Child:
+    """One child that runs `target`, a `package.module:function`, with `payload` on its standard input.
+
+    A session of its own keeps the terminal's Ctrl-C with the parent, which then stops its children in order.
+    """
+
+    def __init__(self, target: str, payload: bytes) -> None:
+        # invariant: called from the main thread; the parent-death signal follows the thread that forked.
+        module, function = target.split(":")
+        code = (
+            f"from appliance.processes import end_with_parent; end_with_parent({os.getpid()}); "
+            f"from {module} import {function}; {function}()"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin:
+            stdin.write(payload)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is also its process group and session."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative is the signal that ended it."""
+        return self._process.poll()
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s`; returns when the process is gone."""
+        if self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Supervisor:
+    """Keeps one child running: starts it again with back-off when it dies, until `stop()`."""
+
+    def __init__(self, name: str, start: Callable[[], Child]) -> None:
+        self.num_restarts = 0
+        self._name = name
+        self._start = start
+        self._child = start()
+
+    @property
+    def pid(self) -> int:
+        """The process id of the child that runs now (or ran last)."""
+        return self._child.pid
+
+    async def run(self) -> None:
+        """Watches the child until cancelled. An exit code of 0 means that its work is done."""
+        failures, loop = 0, asyncio.get_running_loop()
+        started_at = loop.time()
+        while (code := self._child.exit_code) != 0:
+            if code is None:
+                await asyncio.sleep(0.2)
+                continue
+            failures = 0 if loop.time() - started_at > STABLE_AFTER_S else failures
+            delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
+            logger.error("%s ended with code %s; starting it again in %.0f s", self._name, code, delay_s)
+            await asyncio.sleep(delay_s)
+            failures, started_at = failures + 1, loop.time()
+            self.num_restarts += 1
+            self._child = self._start()
+
+    async def stop(self) -> None:
+        """Ends the child; returns when it is gone."""
+        await asyncio.to_thread(self._child.stop)

@@ -1,0 +1,227 @@
+"""Settings: a YAML file, over it the environment (`APPLIANCE_…`, nested by `__`), over both the command line.
+
+Each library owns its part as a frozen dataclass; this module nests them. An unknown key and a value that
+cannot be are `SettingsError`s that name the path in the file and what is allowed. Nothing heavy is imported.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from pydantic_settings import SettingsError as SourceError
+
+from queues.config import QueueConfig
+from vision.config import DetectorConfig
+from vlm_engine.config import EngineConfig
+
+MODELS_DIR = Path(__file__).parent / "models"
+BUNDLED_DETECTOR = str(MODELS_DIR / "yolo26n-scenes.pt")
+BUNDLED_VLM = str(MODELS_DIR / "vlm")
+DEFAULT_LABELS = ("person", "bicycle", "car", "motorcycle", "bus", "truck", "dog", "cat")
+
+
+class SettingsError(ValueError):
+    """The settings cannot be used; one line a problem: where it is, what is wrong, what is allowed."""
+
+
+def _split_commas(value: object) -> object:
+    """`"person, car"`, as an environment variable gives it, as a list; everything else as it is."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _with_defaults(**defaults: object) -> BeforeValidator:
+    """Fills what a library's dataclass leaves to its user, so that a file may name only what differs."""
+
+    def fill(value: object) -> object:
+        return {**defaults, **value} if isinstance(value, Mapping) else value
+
+    return BeforeValidator(fill)
+
+
+def _check_camera_names(cameras: dict[str, "CameraSettings"]) -> dict[str, "CameraSettings"]:
+    for name in cameras:
+        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+            raise ValueError(f"camera name {name!r}: use letters, digits, '-' and '_'")
+    return cameras
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CameraSettings(_Part):
+    """One camera: where its frames come from, and how many of them a second to look at (None: all)."""
+
+    source: str = Field(min_length=1)
+    fps: float | None = Field(default=None, gt=0, le=120)
+
+
+class DescribeSettings(_Part):
+    """Which detections are worth a sentence, and how the model is asked for it.
+
+    `labels` None means the people, vehicles and animals that the detector knows, an empty list all classes.
+    `cooldown_s` and `min_hits` (frames) hold a track back, `min_area` is a share of the frame. `max_side`
+    bounds the picture's longer side in pixels (None: what suits the model). `max_age_s` is how long a live
+    frame is worth describing, `concurrency` how many descriptions the engine works on at once.
+    """
+
+    labels: Names | None = None
+    prompt: str | None = Field(default=None, min_length=1)
+    cooldown_s: float = Field(default=10.0, ge=0)
+    min_score: float = Field(default=0.4, ge=0, le=1)
+    min_area: float = Field(default=0.002, ge=0, le=1)
+    min_hits: int = Field(default=3, ge=1)
+    max_tokens: int = Field(default=64, ge=1, le=4096)
+    max_side: int | None = Field(default=None, ge=64, le=8192)
+    max_age_s: float = Field(default=60.0, gt=0)
+    concurrency: int = Field(default=4, ge=1, le=256)
+
+
+class RedisSettings(_Part):
+    """`url` of your own Redis or Valkey (`redis://`, `rediss://`, `unix://`); None embeds a Valkey."""
+
+    url: str | None = Field(default=None, pattern=r"^(redis|rediss|unix)://")
+
+
+class ServerSettings(_Part):
+    """Where the HTTP API listens; with an `api_key` every request must carry it as a bearer token."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: SecretStr | None = None
+
+
+class Settings(BaseSettings):
+    """All settings of one appliance; without a file they are the demo's: bundled models, embedded Valkey."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix="APPLIANCE_", env_nested_delimiter="__"
+    )
+
+    engine: Annotated[EngineConfig, _with_defaults(model=BUNDLED_VLM, device="auto")] = EngineConfig(
+        model=BUNDLED_VLM, device="auto"
+    )
+    detector: Annotated[DetectorConfig, _with_defaults(model=BUNDLED_DETECTOR, device="auto")] = (
+        DetectorConfig(model=BUNDLED_DETECTOR, device="auto")
+    )
+    tracker: Literal["bytetrack", "botsort"] = "bytetrack"
+    queue: QueueConfig = QueueConfig()
+    redis: RedisSettings = RedisSettings()
+    describe: DescribeSettings = DescribeSettings()
+    cameras: Annotated[dict[str, CameraSettings], AfterValidator(_check_camera_names)] = {}
+    server: ServerSettings = ServerSettings()
+
+    @property
+    def picture_side(self) -> int:
+        """Longest side in pixels of a picture for the model; the bundled one was trained on 448."""
+        return self.describe.max_side or (448 if self.engine.model == BUNDLED_VLM else 1280)
+
+
+def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a YAML file (or none), over it the environment, over both `overrides`.
+
+    Raises `SettingsError` with one line a problem.
+    """
+    data = {} if path is None else _read_yaml(path)
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=data)
+
+    where = "settings" if path is None else str(path)
+    try:
+        return Loaded(**(overrides or {}))
+    except ValidationError as error:
+        raise SettingsError("\n".join(f"{where}: {line}" for line in _explain(error))) from None
+    except SourceError as error:
+        raise SettingsError(f"environment: {error}: lists and tables are written as JSON") from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: no such file: check --config") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise SettingsError(f"{path}: must be a table of keys such as 'cameras:', not {type(data).__name__}")
+    return {str(key): value for key, value in data.items()}
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors(include_url=False):
+        location = problem["loc"]
+        dotted = ".".join(str(part) for part in location)
+        if problem["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+            known = ", ".join(_known_keys(location[:-1]))
+            yield f"{dotted}: unknown key; allowed here: {known}"
+        elif problem["type"] == "missing":
+            yield f"{dotted}: is missing and has no default"
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            # why: a dataclass's own check knows the field but not where the dataclass stands.
+            field, _, rest = message.partition(" ")
+            if field.rstrip(":") in _known_keys(location):
+                dotted, message = f"{dotted}.{field.rstrip(':')}", rest
+            yield f"{dotted}: {message}{_shown(problem['input'], dotted)}"
+
+
+def _shown(value: object, dotted: str) -> str:
+    # why: a camera's URL or a key may hold a password, and error lines end in logs.
+    is_secret = dotted.endswith(("source", "url", "api_key"))
+    return "" if is_secret or isinstance(value, dict | list) else f", got {value!r}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that may stand at `location`, found by walking the types from `Settings` down."""
+    current: Any = Settings
+    for part in location:
+        current = _field_types(current).get(str(part)) or _item_type(current)
+    return sorted(_field_types(current))
+
+
+def _field_types(owner: Any) -> dict[str, Any]:
+    if isinstance(owner, type) and issubclass(owner, BaseModel):
+        return {name: field.annotation for name, field in owner.model_fields.items()}
+    if dataclasses.is_dataclass(owner):
+        return dict(typing.get_type_hints(owner))
+    return {}
+
+
+def _item_type(owner: Any) -> Any:
+    arguments = typing.get_args(owner)
+    return arguments[-1] if arguments else None
