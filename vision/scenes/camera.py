@@ -15,7 +15,11 @@ _TILE = 512
 
 @dataclass(frozen=True, slots=True)
 class CameraLook:
-    """gain: brightness factor. blur: sigma in pixels of a 448 wide picture, 0 for none. noise: sigma in levels, 0-9."""
+    """A camera's habits.
+
+    gain: brightness factor. blur: sigma in pixels of a 448 wide picture, 0 for none.
+    noise: sigma in levels, 0-9.
+    """
 
     gain: float = 1.0
     blur: float = 0.0
@@ -32,8 +36,8 @@ def expose(image: Image, camera: CameraLook, rng: Generator) -> Image:
     """The picture as the camera delivers it: uint8 [H, W, 3], a new array."""
     if camera.blur:
         sigma = camera.blur * image.shape[1] / 448
-        image = cv2.GaussianBlur(image, (0, 0), sigma)  # type: ignore[assignment]
-    image = cv2.convertScaleAbs(image, alpha=camera.gain)  # type: ignore[assignment]
+        image = cv2.GaussianBlur(image, (0, 0), sigma)
+    image = cv2.convertScaleAbs(image, alpha=camera.gain)
     return _add_noise(image, camera.noise, rng) if camera.noise else image
 
 
@@ -44,7 +48,8 @@ def _add_noise(image: Image, sigma: int, rng: Generator) -> Image:
     # why: a rolled tile costs a tenth of fresh normal numbers
     rows, columns = np.arange(y, y + height) % _TILE, np.arange(x, x + width) % _TILE
     grain = tile.take(rows, axis=0).take(columns, axis=1)
-    return cv2.add(image, grain, dtype=cv2.CV_8U)  # type: ignore[return-value]
+    noisy: Image = cv2.add(image, grain, dtype=cv2.CV_8U)
+    return noisy
 
 
 @cache

@@ -18,9 +18,10 @@ _ONE = 1 << _SHIFT
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """A box of an image with coordinates 0..1 from its upper left corner; radii and widths are in box heights.
+    """A box of an image: coordinates are 0..1 from its upper left corner, radii and widths in box heights.
 
-    image: uint8 [H, W, 3] BGR, drawn in place. box: pixels. light: tints every colour. mirrored: swaps left and right.
+    image: uint8 [H, W, 3] BGR, drawn in place. box: pixels.
+    light: tints every colour. mirrored: left is right.
     """
 
     image: Image

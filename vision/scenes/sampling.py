@@ -22,7 +22,7 @@ _TRIES = 40
 _RESTARTS = 6
 # invariant: feet stand between these heights (fraction of the frame), far to near
 GROUND = {"street": (0.53, 0.97), "park": (0.54, 0.97), "yard": (0.54, 0.97), "room": (0.60, 0.97)}
-_VEHICLE_GROUND = {"street": (0.64, 0.88), "yard": (0.64, 0.86)}
+VEHICLE_GROUND = {"street": (0.64, 0.88), "yard": (0.64, 0.86)}
 # heights relative to a person at the same distance, and width by height
 SHAPES = {
     "person": (1.0, 0.34),
@@ -42,7 +42,7 @@ def sample_scene(
     place: str | None = None,
     time_of_day: str | None = None,
 ) -> Scene:
-    """Draw a scene: size is (width, height) in pixels, place and time of day are drawn where they are None."""
+    """A random scene of (width, height) pixels; place and time of day are drawn where they are None."""
     place = place or str(rng.choice(PLACES, p=(0.4, 0.2, 0.25, 0.15)))
     time_of_day = time_of_day or str(rng.choice(TIMES_OF_DAY, p=(0.4, 0.25, 0.35)))
     labels = _sample_labels(rng, place)
@@ -70,7 +70,7 @@ def sample_color(rng: Generator, time_of_day: str) -> str:
 def _sample_labels(rng: Generator, place: str) -> list[str]:
     """Which objects a scene shall hold, the widest first."""
     labels = ["person"] * int(rng.integers(0, 5))
-    if place in _VEHICLE_GROUND:
+    if place in VEHICLE_GROUND:
         most = (0.22, 0.34, 0.26, 0.18) if place == "street" else (0.4, 0.4, 0.2, 0.0)
         count = int(rng.choice(4, p=most))
         labels += [str(v) for v in rng.choice(VEHICLES, count, p=(0.4, 0.3, 0.3))]
@@ -110,7 +110,7 @@ def is_visible(boxes: Sequence[Box]) -> bool:
 
 
 def _sample_object(rng: Generator, scene: Scene, label: str) -> SceneObject:
-    low, high = (_VEHICLE_GROUND if label in VEHICLES else GROUND)[scene.place]
+    low, high = (VEHICLE_GROUND if label in VEHICLES else GROUND)[scene.place]
     foot = float(rng.uniform(low, high))
     action = _sample_action(rng, scene.place, label)
     width, height = object_size(label, foot, scene.height, _sample_aspect(rng, label, action))

@@ -17,7 +17,8 @@ class SceneObject:
     """One visible thing.
 
     label: COCO name, one of LABELS. color: clothing of a person, body of a vehicle, else None.
-    box: x1, y1, x2, y2 in pixels. action: standing or walking (person), driving or parked (vehicle), else None.
+    box: x1, y1, x2, y2 in pixels.
+    action: standing or walking (person), driving or parked (vehicle), else None.
     frame_width: pixels, so that the object knows where it stands.
     """
 
@@ -31,7 +32,7 @@ class SceneObject:
     def position(self) -> Literal["left", "middle", "right"]:
         """The third of the frame that holds the centre of the box."""
         third = int(3 * center_x(self.box) / self.frame_width)
-        return ("left", "middle", "right")[min(2, max(0, third))]  # type: ignore[return-value]
+        return ("left", "middle", "right")[min(2, max(0, third))]
 
 
 @dataclass(frozen=True, slots=True)
