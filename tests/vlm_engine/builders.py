@@ -1,0 +1,77 @@
+"""Builders that make a scheduler test a few lines."""
+
+import hashlib
+from itertools import count
+
+from vlm_engine.block_pool import BlockPool
+from vlm_engine.encoder_cache import EncoderCache
+from vlm_engine.plan import StepPlan
+from vlm_engine.request import GenerationRequest, Priority
+from vlm_engine.sampling_params import SamplingParams
+from vlm_engine.scheduler import Scheduler
+from vlm_engine.sequence import Placeholder, Sequence
+
+_ids = count()
+
+
+def image(start: int, length: int, content: str) -> Placeholder:
+    return Placeholder(start, length, hashlib.sha256(content.encode()).digest())
+
+
+def make_sequence(
+    num_prompt: int,
+    *,
+    max_tokens: int = 4,
+    priority: Priority = "interactive",
+    images: tuple[Placeholder, ...] = (),
+    arrival_s: float | None = None,
+    expires_at: float | None = None,
+    text: int | None = None,
+) -> Sequence:
+    number = next(_ids)
+    request = GenerationRequest(f"r{number}", (), SamplingParams(max_tokens=max_tokens), priority, expires_at)
+    first_token = 1000 * (number if text is None else -1 - text)
+    is_image = {i for p in images for i in range(p.start, p.end)}
+    return Sequence(
+        request=request,
+        token_ids=[7 if i in is_image else first_token + i for i in range(num_prompt)],
+        num_prompt_tokens=num_prompt,
+        placeholders=images,
+        max_tokens=max_tokens,
+        stop_token_ids=frozenset(),
+        arrival_s=float(number) if arrival_s is None else arrival_s,
+    )
+
+
+def make_scheduler(
+    *, num_blocks: int = 64, block_size: int = 4, encoder_tokens: int = 200, budget: int = 32, max_num_seqs: int = 8
+) -> Scheduler:
+    pool = BlockPool(num_blocks, block_size)
+    cache = EncoderCache(encoder_tokens)
+    return Scheduler(pool, cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+
+
+def finish_step(scheduler: Scheduler, plan: StepPlan) -> list[Sequence]:
+    """Do to the books what the engine does after a step; returns the sequences that ended."""
+    scheduler.commit(plan)
+    ended = []
+    for chunk in plan.chunks:
+        if not chunk.samples:
+            continue
+        reason = chunk.sequence.append(5000 + chunk.sequence.num_output_tokens)
+        if reason:
+            scheduler.finish(chunk.sequence, reason)
+            ended.append(chunk.sequence)
+    return ended
+
+
+def run(scheduler: Scheduler, *, max_steps: int = 2000) -> list[StepPlan]:
+    """Step until nothing is left; the plans made."""
+    plans = []
+    while scheduler.has_work:
+        assert len(plans) < max_steps, "the scheduler makes no progress"
+        plan = scheduler.plan(float(len(plans)))
+        finish_step(scheduler, plan)
+        scheduler.check_integrity()
+        plans.append(plan)
+    return plans

@@ -1,0 +1,56 @@
+"""A vision-language engine that prefills image prompts in chunks beside interactive chat.
+
+The names below are the public interface. Those that need torch are imported when they are first
+used, so that settings and schedulers can be read without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vlm_engine.config import EngineConfig
+from vlm_engine.errors import (
+    EngineError,
+    EngineStopped,
+    ImageRejected,
+    ModelLoadError,
+    PromptTooLong,
+    RequestError,
+    UnsupportedModel,
+)
+from vlm_engine.request import GenerationRequest, Timings, TokenEvent, Usage
+from vlm_engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vlm_engine.async_engine import AsyncEngine
+    from vlm_engine.engine import Engine, EngineStats
+
+_LATE = {
+    "AsyncEngine": "vlm_engine.async_engine",
+    "Engine": "vlm_engine.engine",
+    "EngineStats": "vlm_engine.engine",
+}
+
+__all__ = [
+    "AsyncEngine",
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "EngineStats",
+    "EngineStopped",
+    "GenerationRequest",
+    "ImageRejected",
+    "ModelLoadError",
+    "PromptTooLong",
+    "RequestError",
+    "SamplingParams",
+    "Timings",
+    "TokenEvent",
+    "UnsupportedModel",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATE[name]), name)

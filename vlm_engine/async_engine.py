@@ -1,0 +1,220 @@
+"""The engine for servers: its loop runs in a thread, callers iterate over events."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from vlm_engine.config import EngineConfig
+from vlm_engine.engine import Engine, EngineStats
+from vlm_engine.errors import EngineStopped, RequestError
+from vlm_engine.models import PreparedPrompt
+from vlm_engine.request import GenerationRequest, TokenEvent
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[Engine], None]
+
+
+class _Stream:
+    """Events of one request on their way to its reader; a slow reader gets them merged."""
+
+    def __init__(self) -> None:
+        self._pending: TokenEvent | None = None
+        self._ready = asyncio.Event()
+
+    def push(self, event: TokenEvent) -> None:
+        """Add an event; runs in the reader's event loop."""
+        self._pending = event if self._pending is None else self._pending.merged(event)
+        self._ready.set()
+
+    async def pull(self) -> TokenEvent:
+        """Everything since the last call as one event."""
+        await self._ready.wait()
+        self._ready.clear()
+        event, self._pending = self._pending, None
+        assert event is not None, "woken without an event"
+        return event
+
+
+class AsyncEngine:
+    """Runs an `Engine` in a thread of its own; all methods belong to one event loop.
+
+    Args:
+        config: Model and limits.
+        stall_s: Seconds without a step, while there is work, after which the engine is unhealthy.
+        load: Makes the engine; by default from `config`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        stall_s: float = 30.0,
+        load: Callable[[EngineConfig], Engine] = Engine,
+    ) -> None:
+        self.config = config
+        self._load = load
+        self._stall_s = stall_s
+        self._engine: Engine | None = None
+        self._thread: threading.Thread | None = None
+        self._calls: deque[Call] = deque()
+        self._wake = threading.Condition()
+        self._is_closing = False
+        self._death: str | None = None
+        self._last_step_s = time.monotonic()
+        self._streams: dict[str, _Stream] = {}
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="preprocess")
+
+    async def start(self) -> None:
+        """Load the model and start the loop.
+
+        Raises:
+            ModelLoadError: The model cannot be loaded.
+        """
+        self._engine = await asyncio.to_thread(self._load, self.config)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(self._engine,), name="engine", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        """Stop the loop; requests that are running end with an error event."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        """Events of a request until its end; closing the iterator aborts it at the next step.
+
+        Raises:
+            RequestError: The request can never run; raised before anything was queued.
+            EngineStopped: The engine is closed or its loop died.
+        """
+        if request.request_id in self._streams:
+            raise RequestError(f"request {request.request_id} is already running", field="request_id")
+        stream = self._streams[request.request_id] = _Stream()
+        try:
+            prompt, seconds = await self._prepare(request)
+            self._call(lambda engine: self._submit(engine, request, prompt, seconds))
+            async for event in self._follow(request.request_id, stream):
+                yield event
+        finally:
+            if self._streams.pop(request.request_id, None) is stream:
+                self._call_if_alive(lambda engine: _abort(engine, request.request_id))
+
+    @property
+    def model_name(self) -> str:
+        """What the model was loaded from."""
+        return self.config.model
+
+    @property
+    def engine(self) -> Engine:
+        """The engine inside, for its limits and its model's numbers; do not step it.
+
+        Raises:
+            EngineStopped: It was not started.
+        """
+        if self._engine is None:
+            raise EngineStopped("the engine is not started")
+        return self._engine
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why requests do not move, or None."""
+        if self._death is not None:
+            return self._death
+        if self._thread is None or self._is_closing:
+            return "the engine is not running"
+        idle_s = time.monotonic() - self._last_step_s
+        if self._streams and idle_s > self._stall_s:
+            return f"no step for {idle_s:.0f} s with {len(self._streams)} requests running"
+        return None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the loop runs and requests move."""
+        return self.unhealthy_reason is None
+
+    def stats(self) -> EngineStats:
+        """The books as they are now."""
+        return self.engine.stats()
+
+    async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, float]:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, self.engine.prepare, request)
+
+    async def _follow(self, request_id: str, stream: _Stream) -> AsyncIterator[TokenEvent]:
+        while True:
+            event = await stream.pull()
+            if event.is_last:
+                self._streams.pop(request_id, None)
+            yield event
+            if event.is_last:
+                return
+
+    # -- between the loops ----------------------------------------------------------------------
+
+    def _call(self, call: Call) -> None:
+        """Have the engine's thread run `call` before its next step."""
+        if self._death is not None or self._is_closing:
+            raise EngineStopped(self._death or "the engine is closed")
+        self._call_if_alive(call)
+
+    def _call_if_alive(self, call: Call) -> None:
+        with self._wake:
+            self._calls.append(call)
+            self._wake.notify()
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        """Hand the events of one step to their readers; runs in the event loop."""
+        for event in events:
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.push(event)
+
+    def _end_all(self, reason: str) -> None:
+        events = [TokenEvent(request_id, finish_reason="error", error=reason) for request_id in self._streams]
+        self._deliver(events)
+
+    # -- the engine's thread --------------------------------------------------------------------
+
+    def _run(self, engine: Engine) -> None:
+        try:
+            while self._wait_for_work(engine):
+                self._last_step_s = time.monotonic()
+                events = engine.step()
+                if events:
+                    self._loop.call_soon_threadsafe(self._deliver, events)
+            reason = "the engine is closed"
+        except BaseException as error:
+            log.exception("the engine's loop died")
+            reason = self._death = f"the engine's loop died: {error!r}"
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_all, reason)
+
+    def _submit(self, engine: Engine, request: GenerationRequest, prompt: PreparedPrompt, seconds: float) -> None:
+        try:
+            engine.submit(request, prompt, seconds)
+        except RequestError as error:
+            event = TokenEvent(request.request_id, finish_reason="error", error=str(error))
+            self._loop.call_soon_threadsafe(self._deliver, [event])
+
+    def _wait_for_work(self, engine: Engine) -> bool:
+        """Run the calls that wait, sleep while there is nothing to do; False when closing."""
+        with self._wake:
+            while not (self._is_closing or self._calls or engine.has_work):
+                self._last_step_s = time.monotonic()
+                self._wake.wait(1.0)
+            calls = [self._calls.popleft() for _ in range(len(self._calls))]
+        for call in calls:
+            call(engine)
+        return not self._is_closing
+
+
+def _abort(engine: Engine, request_id: str) -> None:
+    engine.abort(request_id)

@@ -1,0 +1,201 @@
+"""Attention of packed sequences through the paged KV cache.
+
+transformers calls `paged_attention` in every decoder layer (it is registered with its
+``AttentionInterface``); what the step knows comes along as the keyword ``paged`` and is prepared
+once a step. Sequences are packed into one row, so no padding is computed outside the decodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from vlm_engine.kv_cache import KVCache
+
+IMPLEMENTATION = "vlm_engine_paged"
+Slots = slice | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's share of a step.
+
+    Args:
+        num_queries: Tokens computed in this step.
+        num_context: Tokens in the cache after this step's are written.
+        block_ids: The blocks that hold them, in order.
+    """
+
+    num_queries: int
+    num_context: int
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    rows: slice
+    slots: Slots
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    num_rows: int
+    slots: Slots
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """Everything that attention needs to know of a step, for all layers.
+
+    Args:
+        cache: Where keys and values are.
+        write_slots: ``[num_tokens]``, where this step's keys and values go.
+        decodes: Rows ``[0, n)``: one query each.
+        prefills: The other sequences.
+    """
+
+    cache: KVCache
+    write_slots: Tensor
+    decodes: _Decodes | None
+    prefills: tuple[_Prefill, ...]
+
+
+def prepare(spans: Sequence[Span], cache: KVCache, block_size: int, device: torch.device) -> AttentionMetadata:
+    """Lay out a step.
+
+    Args:
+        spans: Sequences in the order of their rows; those with one query stand first.
+        cache: The KV cache.
+        block_size: Tokens a block.
+        device: Where the model runs.
+    """
+    slots = [_slots(span, block_size) for span in spans]
+    write = torch.cat([s[span.num_context - span.num_queries :] for s, span in zip(slots, spans, strict=True)])
+    num_decodes = sum(span.num_queries == 1 for span in spans)
+    assert all(span.num_queries == 1 for span in spans[:num_decodes]), "decodes stand first"
+    prefills, row = [], num_decodes
+    for span, own in zip(spans[num_decodes:], slots[num_decodes:], strict=True):
+        rows = slice(row, row + span.num_queries)
+        prefills.append(_Prefill(rows, _on(device, own), _causal_mask(span, device)))
+        row += span.num_queries
+    decodes = _decodes(slots[:num_decodes], device) if num_decodes else None
+    return AttentionMetadata(cache, write.to(device), decodes, tuple(prefills))
+
+
+def _slots(span: Span, block_size: int) -> Tensor:
+    blocks = torch.tensor(span.block_ids, dtype=torch.long)
+    return (blocks[:, None] * block_size + torch.arange(block_size)).flatten()[: span.num_context]
+
+
+def _on(device: torch.device, slots: Tensor) -> Slots:
+    """The slots as a slice where they are consecutive, so that reading them copies nothing."""
+    first, last = int(slots[0]), int(slots[-1])
+    if last - first + 1 == len(slots) and bool((slots[1:] > slots[:-1]).all()):
+        return slice(first, last + 1)
+    return slots.to(device)
+
+
+def _causal_mask(span: Span, device: torch.device) -> Tensor | None:
+    """``[num_queries, num_context]``, True where a query may look; None for a whole prompt."""
+    num_before = span.num_context - span.num_queries
+    if not num_before:
+        return None
+    mask = torch.ones(span.num_queries, span.num_context, dtype=torch.bool, device=device)
+    return mask.tril_(num_before)
+
+
+def _decodes(slots: list[Tensor], device: torch.device) -> _Decodes:
+    if len(slots) == 1:
+        return _Decodes(1, _on(device, slots[0]), None)
+    padded = nn.utils.rnn.pad_sequence(slots, batch_first=True, padding_value=0)
+    lengths = torch.tensor([len(s) for s in slots])
+    mask = torch.arange(padded.shape[1]) < lengths[:, None]
+    return _Decodes(len(slots), padded.to(device), mask[:, None, None, :].to(device))
+
+
+def attend(query: Tensor, layer: int, metadata: AttentionMetadata, scale: float | None) -> Tensor:
+    """Attention of one layer, with torch's ``scaled_dot_product_attention``.
+
+    Args:
+        query: ``[num_tokens, num_heads, head_dim]``; keys and values are already written.
+        layer: Index of the layer.
+        metadata: The step.
+        scale: Factor on the scores; None means ``head_dim ** -0.5``.
+
+    Returns:
+        ``[num_tokens, num_heads, head_dim]``.
+    """
+    keys, values = metadata.cache.keys[layer], metadata.cache.values[layer]
+    parts = []
+    if metadata.decodes is not None:
+        parts.append(_attend_decodes(query, keys, values, metadata.decodes, scale))
+    for span in metadata.prefills:
+        q, k, v = (t.transpose(0, 1)[None] for t in (query[span.rows], keys[span.slots], values[span.slots]))
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=span.mask, is_causal=span.mask is None, scale=scale, enable_gqa=True
+        )
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _attend_decodes(
+    query: Tensor, keys: Tensor, values: Tensor, decodes: _Decodes, scale: float | None
+) -> Tensor:
+    """One query a sequence: the heads that share a key head become the queries of one call."""
+    n, (_, num_heads, head_dim), num_kv_heads = decodes.num_rows, query.shape, keys.shape[1]
+    q = query[:n].reshape(n, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    k, v = (t[decodes.slots].view(n, -1, num_kv_heads, head_dim).transpose(1, 2) for t in (keys, values))
+    out = scaled_dot_product_attention(q, k, v, attn_mask=decodes.mask, scale=scale)
+    return out.reshape(n, num_heads, head_dim)
+
+
+
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    *,
+    paged: AttentionMetadata,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls: write this step's keys and values, then attend through the cache.
+
+    Args:
+        module: The attention layer; its ``layer_idx`` names the layer.
+        query: ``[1, num_heads, num_tokens, head_dim]``.
+        key: ``[1, num_kv_heads, num_tokens, head_dim]``, rotated.
+        value: As `key`.
+        attention_mask: Not used; who sees whom is in `paged`.
+        scaling: Factor on the scores.
+        paged: The step.
+
+    Returns:
+        ``[1, num_tokens, num_heads, head_dim]`` and no weights.
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    paged.cache.write(layer, paged.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    out = attend(query[0].transpose(0, 1), layer, paged, scaling)
+    return out[None], None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Tell transformers that no mask tensor is wanted."""
+
+
+def register() -> str:
+    """Make the paged attention known to transformers; returns its name."""
+    AttentionInterface.register(IMPLEMENTATION, paged_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
+    return IMPLEMENTATION

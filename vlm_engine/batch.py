@@ -1,0 +1,98 @@
+"""A plan as tensors: the packed tokens of one step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm_engine.attention import AttentionMetadata, Span, prepare
+from vlm_engine.kv_cache import KVCache
+from vlm_engine.models.base import ImageRows, PreparedPrompt
+from vlm_engine.plan import Chunk
+
+Features = Mapping[bytes, tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One step's input; rows are tokens, sequences stand one after the other.
+
+    Args:
+        chunks: The plan's chunks in the order of their rows, single tokens first.
+        token_ids: ``[num_tokens]``.
+        positions: ``[num_axes, num_tokens]``.
+        images: Image embeddings that go into the rows.
+        sample_rows: ``[num_samples]``, the last row of each chunk that reaches the newest token.
+        paged: What attention needs.
+    """
+
+    chunks: tuple[Chunk, ...]
+    token_ids: Tensor
+    positions: Tensor
+    images: tuple[ImageRows, ...]
+    sample_rows: Tensor
+    paged: AttentionMetadata
+
+
+def build_batch(
+    chunks: Sequence[Chunk],
+    prompts: Mapping[str, PreparedPrompt],
+    features: Features,
+    cache: KVCache,
+    block_size: int,
+    device: torch.device,
+) -> Batch:
+    """Pack the chunks of a plan.
+
+    Args:
+        chunks: At most one for each sequence, none empty.
+        prompts: By request id.
+        features: Embeddings of every image that a chunk reads, by digest.
+        cache: The KV cache.
+        block_size: Tokens a block.
+        device: Where the model runs.
+    """
+    ordered = sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
+    first_rows, num_rows = [], 0
+    for chunk in ordered:
+        first_rows.append(num_rows)
+        num_rows += chunk.num_tokens
+    images = [
+        rows
+        for chunk, first in zip(ordered, first_rows, strict=True)
+        for rows in _image_rows(chunk, first, features)
+    ]
+    token_ids = [t for chunk in ordered for t in chunk.sequence.token_ids[chunk.start : chunk.end]]
+    positions = torch.cat([chunk_positions(prompts[c.sequence.request_id], c.start, c.end) for c in ordered], dim=1)
+    samples = [first + c.num_tokens - 1 for c, first in zip(ordered, first_rows, strict=True) if c.samples]
+    spans = [Span(c.num_tokens, c.end, c.sequence.block_ids) for c in ordered]
+    return Batch(
+        tuple(ordered),
+        torch.tensor(token_ids, device=device),
+        positions.to(device),
+        tuple(images),
+        torch.tensor(samples, dtype=torch.long, device=device),
+        prepare(spans, cache, block_size, device),
+    )
+
+
+def chunk_positions(prompt: PreparedPrompt, start: int, end: int) -> Tensor:
+    """``[num_axes, end - start]``: the prompt's own positions, after it the index plus the delta."""
+    num_prompt = prompt.positions.shape[1]
+    own = prompt.positions[:, start:end]
+    if end <= num_prompt:
+        return own
+    later = torch.arange(max(start, num_prompt), end) + prompt.position_delta
+    return torch.cat([own, later.expand(len(own), -1)], dim=1)
+
+
+def _image_rows(chunk: Chunk, first_row: int, features: Features) -> list[ImageRows]:
+    """The part of each image that the chunk covers, and the row where it goes."""
+    rows = []
+    for image in chunk.sequence.images_between(chunk.start, chunk.end):
+        begin, end = max(chunk.start, image.start), min(chunk.end, image.end)
+        part = slice(begin - image.start, end - image.start)
+        own = tuple(feature[part] for feature in features[image.digest])
+        rows.append(ImageRows(first_row + begin - chunk.start, own))
+    return rows

@@ -1,0 +1,254 @@
+"""The engine itself: synchronous, single-threaded, one step at a time."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from vlm_engine.block_pool import BlockPool
+from vlm_engine.config import EngineConfig
+from vlm_engine.detokenizer import Detokenizer
+from vlm_engine.encoder_cache import EncoderCache
+from vlm_engine.errors import ImageRejected, PromptTooLong, RequestError
+from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
+from vlm_engine.plan import StepPlan
+from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
+from vlm_engine.runner import ModelRunner
+from vlm_engine.scheduler import Scheduler
+from vlm_engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine's books; counts are since the start."""
+
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    num_encoder_tokens: int
+    num_steps: int
+    num_encoded_images: int
+    counts: dict[str, int]
+
+
+class Engine:
+    """A vision-language model with continuous batching and chunked prefill.
+
+    ``add`` requests, then call ``step`` while ``has_work``; each call computes one step and
+    returns the news of it. Not thread-safe but for ``prepare``; `AsyncEngine` is the front for
+    servers.
+
+    Args:
+        config: Model and limits.
+        model: An already loaded model, else it is loaded from ``config.model``.
+        clock: Seconds; deadlines of requests are on it.
+
+    Raises:
+        ModelLoadError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        model: VisionLanguageModel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.config = config
+        self.model = model or load_model(config)
+        self.runner = ModelRunner(self.model, config)
+        pool = BlockPool(self.runner.num_blocks, config.block_size)
+        self.scheduler = Scheduler(
+            pool,
+            EncoderCache(config.encoder_cache_tokens),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        spec = self.model.spec
+        longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
+        self.max_model_len = min(longest, pool.num_tokens)
+        self.num_steps = 0
+        self._clock = clock
+        self._sequences: dict[str, Sequence] = {}
+        self._texts: dict[str, Detokenizer] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return self.scheduler.has_work
+
+    def prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, float]:
+        """Tokenize and preprocess; safe from any thread.
+
+        Returns:
+            The prompt and the seconds it took.
+
+        Raises:
+            RequestError: The request can never run; nothing was queued.
+        """
+        started = time.perf_counter()
+        prompt = self.model.prepare(request.messages)
+        self._check_fits(prompt)
+        return prompt, time.perf_counter() - started
+
+    def add(self, request: GenerationRequest) -> None:
+        """Prepare and queue a request.
+
+        Raises:
+            RequestError: The request can never run, or its id is in use; nothing was queued.
+        """
+        self.submit(request, *self.prepare(request))
+
+    def submit(self, request: GenerationRequest, prompt: PreparedPrompt, preprocess_s: float = 0.0) -> None:
+        """Queue a prepared request.
+
+        Raises:
+            RequestError: Its id is in use.
+        """
+        if request.request_id in self._sequences:
+            raise RequestError(f"request {request.request_id} is already running", field="request_id")
+        room = self.max_model_len - len(prompt.token_ids)
+        wanted = request.sampling.max_tokens
+        sequence = Sequence(
+            request=request,
+            token_ids=list(prompt.token_ids),
+            num_prompt_tokens=len(prompt.token_ids),
+            placeholders=prompt.placeholders,
+            max_tokens=room if wanted is None else min(wanted, room),
+            stop_token_ids=self.model.spec.stop_token_ids,
+            arrival_s=self._clock(),
+            preprocess_s=preprocess_s,
+        )
+        self._sequences[request.request_id] = sequence
+        self._texts[request.request_id] = Detokenizer(self.model.tokenizer, request.sampling.stop)
+        self.runner.add(sequence, prompt)
+        self.scheduler.add(sequence)
+
+    def step(self) -> list[TokenEvent]:
+        """Compute one step and return what happened, in the order of importance."""
+        plan = self.scheduler.plan(self._clock())
+        events = [self._end(sequence, "expired") for sequence in plan.expired]
+        if plan.is_empty:
+            self.runner.forget_images(plan.evicted)
+            return events
+        self.num_steps += 1
+        try:
+            result = self.runner.execute(plan)
+        except Exception as error:
+            log.exception("a step with %d sequences failed", len(plan.chunks))
+            return events + self._fail(plan, error)
+        self.scheduler.commit(plan)
+        now = self._clock()
+        sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        return events + [self._advance(s, result.token_ids[s.request_id], now) for s in sampled]
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request in any state and free all it holds; returns its last event if it ran."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return None
+        self.scheduler.finish(sequence, "cancelled")
+        return self._end(sequence, "cancelled")
+
+    def generate(self, request: GenerationRequest) -> str:
+        """Run one request to its end and return its text; for scripts and notebooks.
+
+        Raises:
+            RequestError: The request can never run.
+            RuntimeError: A step failed.
+        """
+        self.add(request)
+        text = ""
+        while request.request_id in self._sequences:
+            for event in self.step():
+                if event.request_id != request.request_id:
+                    continue
+                text += event.text
+                if event.error:
+                    raise RuntimeError(event.error)
+        return text
+
+    def stats(self) -> EngineStats:
+        """The books as they are now."""
+        scheduler = self.scheduler
+        return EngineStats(
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.pool.num_free,
+            scheduler.pool.num_blocks,
+            scheduler.encoder_cache.num_used,
+            self.num_steps,
+            self.runner.num_encoded,
+            dict(scheduler.counts),
+        )
+
+    def check_integrity(self) -> None:
+        """Check all books against each other (AssertionError if off)."""
+        self.scheduler.check_integrity()
+        if not self._sequences:
+            assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks, "blocks leaked"
+            assert not self.scheduler.encoder_cache.num_held, "encoder entries leaked"
+
+    def _check_fits(self, prompt: PreparedPrompt) -> None:
+        num_tokens = len(prompt.token_ids)
+        if num_tokens >= self.max_model_len:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, at most {self.max_model_len - 1} fit; shorten the "
+                "text or send fewer or smaller images",
+                field="messages",
+            )
+        limit = self.config.encoder_cache_tokens
+        for image in prompt.placeholders:
+            if image.length > limit:
+                raise ImageRejected(
+                    f"image {image.index} takes {image.length} tokens, the encoder holds {limit}; send a "
+                    "smaller image or raise encoder_cache_tokens",
+                    field="messages",
+                )
+
+    def _advance(self, sequence: Sequence, token_id: int, now: float) -> TokenEvent:
+        """Append a sampled token and tell what text it completes."""
+        if sequence.first_token_s is None:
+            sequence.first_token_s = now
+        reason = sequence.append(token_id)
+        text = self._texts[sequence.request_id]
+        # why: the token that ends an answer is no part of its text
+        delta = "" if reason == "stop" else text.push([token_id])
+        reason = "stop" if text.stopped else reason
+        if reason is None:
+            return TokenEvent(sequence.request_id, delta, (token_id,))
+        self.scheduler.finish(sequence, reason)
+        return self._end(sequence, reason, text=delta + text.finish(), token_ids=(token_id,))
+
+    def _end(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        *,
+        text: str = "",
+        token_ids: tuple[int, ...] = (),
+        error: str | None = None,
+    ) -> TokenEvent:
+        """Forget a sequence that the scheduler has finished; its last event."""
+        self.runner.remove(sequence.request_id)
+        del self._sequences[sequence.request_id], self._texts[sequence.request_id]
+        timings = sequence.timings(self._clock())
+        return TokenEvent(sequence.request_id, text, token_ids, reason, sequence.usage(), timings, error)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+        """End the sequences of a plan whose step raised; the others go on."""
+        events = []
+        for chunk in plan.chunks:
+            self.scheduler.finish(chunk.sequence, "error")
+            events.append(self._end(chunk.sequence, "error", error=f"{type(error).__name__}: {error}"))
+        for item in plan.encodes:
+            self.scheduler.encoder_cache.drop(item.image.digest)
+        return events

@@ -1,0 +1,14 @@
+"""All knowledge of model families: one adapter each, behind one protocol."""
+
+from vlm_engine.models.base import ImageInput, ImageRows, ModelSpec, PreparedPrompt, VisionLanguageModel
+from vlm_engine.models.loading import FAMILIES, load_model
+
+__all__ = [
+    "FAMILIES",
+    "ImageInput",
+    "ImageRows",
+    "ModelSpec",
+    "PreparedPrompt",
+    "VisionLanguageModel",
+    "load_model",
+]

@@ -1,0 +1,108 @@
+"""What the runner asks of a model family."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vlm_engine.attention import AttentionMetadata
+from vlm_engine.request import Message
+from vlm_engine.sequence import Placeholder
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The numbers of a loaded model that the engine needs.
+
+    Args:
+        name: Directory or hub name it was loaded from.
+        family: ``model_type`` of its configuration.
+        num_layers: Decoder layers.
+        num_kv_heads: Key/value heads of a layer.
+        head_dim: Size of a head.
+        vocab_size: Rows of the output layer.
+        max_model_len: Positions that the model was made for.
+        stop_token_ids: Ids that end an answer.
+        dtype: Element type of weights and cache.
+        device: Where it runs.
+    """
+
+    name: str
+    family: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_model_len: int
+    stop_token_ids: frozenset[int]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageInput:
+    """One preprocessed image.
+
+    Args:
+        pixels: What the tower takes, for the Qwen families ``[num_patches, patch_dim]``.
+        grid: ``(frames, rows, columns)`` of patches.
+    """
+
+    pixels: Tensor
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedPrompt:
+    """A conversation as the model reads it.
+
+    Args:
+        token_ids: Prompt tokens, image tokens expanded.
+        positions: ``[num_axes, num_tokens]`` rotary positions.
+        position_delta: What is added to the index of a later token to give its position.
+        placeholders: Where each image's tokens are.
+        images: The images, in the order of `placeholders`.
+    """
+
+    token_ids: list[int]
+    positions: Tensor
+    position_delta: int
+    placeholders: tuple[Placeholder, ...]
+    images: tuple[ImageInput, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageRows:
+    """Image embeddings that replace token embeddings of a step.
+
+    Args:
+        first_row: Row of the packed batch where they go.
+        features: One ``[num_rows, hidden]`` tensor for the input embeddings, then one for each
+            DeepStack layer.
+    """
+
+    first_row: int
+    features: tuple[Tensor, ...]
+
+
+class VisionLanguageModel(Protocol):
+    """A loaded model of one family."""
+
+    spec: ModelSpec
+    tokenizer: Any
+
+    def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
+        """Tokens, positions and pixels of a conversation; raises `RequestError` on bad input."""
+
+    def encode(self, image: ImageInput) -> tuple[Tensor, ...]:
+        """Embeddings of one image: ``[num_image_tokens, hidden]``, then those for DeepStack."""
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, images: Sequence[ImageRows], paged: AttentionMetadata
+    ) -> Tensor:
+        """Hidden states ``[num_tokens, hidden]`` of a packed step."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[n, hidden]`` to ``[n, vocab_size]`` in float32."""

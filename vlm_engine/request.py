@@ -1,0 +1,96 @@
+"""What goes into the engine and what comes out of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vlm_engine.sampling_params import SamplingParams
+
+Priority = Literal["interactive", "background"]
+FinishReason = Literal["stop", "length", "cancelled", "expired", "error"]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One conversation to be continued.
+
+    Args:
+        request_id: Unique among the requests that are running.
+        messages: ``[{"role": …, "content": str | [{"type": "text", "text": str} |
+            {"type": "image", "image": PIL.Image}]}]``.
+        sampling: How tokens are chosen and when to end.
+        priority: Interactive work goes before background work and may preempt it.
+        expires_at: On the engine's clock, in seconds; a request that is still waiting then ends
+            with ``finish_reason="expired"`` and never runs.
+    """
+
+    request_id: str
+    messages: Sequence[Message]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    priority: Priority = "interactive"
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one finished request; image tokens are part of the prompt's."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    image_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one request went, in milliseconds.
+
+    ``queue_ms`` is arrival to first step, ``prefill_ms`` first step to first token without the
+    encoder's share, ``encode_ms`` the encoder's share, ``decode_ms`` first token to the end.
+    """
+
+    queue_ms: float = 0.0
+    preprocess_ms: float = 0.0
+    encode_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one request after one step: new text, or its end.
+
+    ``text`` is the delta and may be empty while a character or a possible stop string is not
+    complete. ``usage`` and ``timings`` come with the last event only.
+    """
+
+    request_id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    error: str | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows this event."""
+        return self.finish_reason is not None
+
+    def merged(self, later: "TokenEvent") -> "TokenEvent":
+        """This event and the one after it as a single one, for a reader that fell behind."""
+        return TokenEvent(
+            self.request_id,
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            later.finish_reason,
+            later.usage,
+            later.timings,
+            later.error,
+        )

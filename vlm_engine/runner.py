@@ -1,0 +1,114 @@
+"""Executes plans on the model; decides nothing."""
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vlm_engine.batch import build_batch
+from vlm_engine.config import EngineConfig
+from vlm_engine.kv_cache import KVCache, bytes_per_token
+from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
+from vlm_engine.plan import StepPlan
+from vlm_engine.sampler import sample
+from vlm_engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave: a token for each sequence whose chunk reached its newest token."""
+
+    token_ids: dict[str, int] = field(default_factory=dict)
+
+
+class ModelRunner:
+    """Holds the model, its KV cache and the images' embeddings.
+
+    Args:
+        model: A loaded model.
+        config: Limits of the engine.
+    """
+
+    def __init__(self, model: VisionLanguageModel, config: EngineConfig) -> None:
+        self.model = model
+        self.num_encoded = 0
+        self._block_size = config.block_size
+        self.num_blocks = _num_blocks(model, config)
+        spec = model.spec
+        self.cache = KVCache(
+            spec.num_layers,
+            self.num_blocks * config.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+            dtype=spec.dtype,
+            device=spec.device,
+        )
+        self._prompts: dict[str, PreparedPrompt] = {}
+        self._generators: dict[str, torch.Generator | None] = {}
+        self._features: dict[bytes, tuple[Tensor, ...]] = {}
+
+    def add(self, sequence: Sequence, prompt: PreparedPrompt) -> None:
+        """Keep what a sequence needs besides its tokens: positions, pixels, random state."""
+        self._prompts[sequence.request_id] = prompt
+        self._generators[sequence.request_id] = self._generator(sequence.request.sampling.seed)
+
+    def remove(self, request_id: str) -> None:
+        """Forget a finished sequence; without it, nothing happens."""
+        self._prompts.pop(request_id, None)
+        self._generators.pop(request_id, None)
+
+    def forget_images(self, digests: tuple[bytes, ...]) -> None:
+        """Free embeddings that the encoder cache dropped."""
+        for digest in digests:
+            self._features.pop(digest, None)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Encode, run the forward pass, sample."""
+        self.forget_images(plan.evicted)
+        self._encode(plan)
+        device = self.model.spec.device
+        batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
+        hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
+        sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        if not sampled:
+            return StepResult()
+        logits = self.model.logits(hidden[batch.sample_rows])
+        params = [sequence.request.sampling for sequence in sampled]
+        generators = [self._generators[sequence.request_id] for sequence in sampled]
+        tokens = sample(logits, params, generators).tolist()
+        return StepResult({s.request_id: token for s, token in zip(sampled, tokens, strict=True)})
+
+    def _encode(self, plan: StepPlan) -> None:
+        for item in plan.encodes:
+            started = time.perf_counter()
+            image = self._prompts[item.sequence.request_id].images[item.image.index]
+            self._features[item.image.digest] = self.model.encode(image)
+            self.num_encoded += 1
+            item.sequence.encode_s += time.perf_counter() - started
+
+    def _generator(self, seed: int | None) -> torch.Generator | None:
+        if seed is None:
+            return None
+        return torch.Generator(device=self.model.spec.device).manual_seed(seed)
+
+
+def _num_blocks(model: VisionLanguageModel, config: EngineConfig) -> int:
+    """KV blocks: as configured, else a share of the free memory within what can be used at all."""
+    if config.kv_cache_tokens is not None:
+        return max(1, config.kv_cache_tokens // config.block_size)
+    spec = model.spec
+    per_token = bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
+    longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
+    affordable = int(_free_memory(spec.device) * config.kv_cache_memory) // per_token
+    num_tokens = min(affordable, config.max_num_seqs * longest)
+    return max(1, num_tokens // config.block_size)
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024

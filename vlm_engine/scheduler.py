@@ -1,0 +1,317 @@
+"""What runs next: pure Python, deterministic, and told the time.
+
+There are no phases. A sequence has tokens and computed tokens, and every step moves the second
+count towards the first. The order is Sarathi-Serve's (https://arxiv.org/abs/2403.02310): decodes,
+then prefill in chunks, all in one forward pass; interactive work goes before background work.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vlm_engine.block_pool import BlockPool, block_hash
+from vlm_engine.encoder_cache import EncoderCache
+from vlm_engine.plan import Chunk, EncodeItem, StepPlan
+from vlm_engine.request import FinishReason
+from vlm_engine.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The plan while it is made."""
+
+    budget: int
+    encoder_budget: int
+    chunks: list[Chunk] = field(default_factory=list)
+    encodes: list[EncodeItem] = field(default_factory=list)
+    stalled: Counter[str] = field(default_factory=Counter)
+    planned: set[str] = field(default_factory=set)
+    preempted: set[str] = field(default_factory=set)
+
+
+class Scheduler:
+    """Decides which tokens of which sequences the next step computes.
+
+    Args:
+        pool: KV blocks.
+        encoder_cache: Encoded images.
+        max_num_seqs: Sequences that run at once.
+        max_num_batched_tokens: Tokens a step, decodes included.
+        max_encoder_tokens: Image tokens encoded in a step; one image is always allowed.
+        enable_prefix_caching: Start sequences on blocks that hold the same content already.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        encoder_cache: EncoderCache,
+        *,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        max_encoder_tokens: int | None = None,
+        enable_prefix_caching: bool = True,
+    ) -> None:
+        self.pool = pool
+        self.encoder_cache = encoder_cache
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_encoder_tokens = max_encoder_tokens or max_num_batched_tokens
+        self.enable_prefix_caching = enable_prefix_caching
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is not finished."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence that fits the pool (the engine refuses the others)."""
+        self.waiting.append(sequence)
+
+    def plan(self, now: float) -> StepPlan:
+        """Choose the next step's work; `now` in seconds on the clock of `arrival_s`.
+
+        invariant: the plan moves at least one sequence when any is waiting or running, and never
+        computes an image token before its image is encoded.
+        """
+        expired = self._expire(now)
+        draft = _Draft(self.max_num_batched_tokens, self.max_encoder_tokens)
+        self._fill(draft)
+        if not draft.chunks and self.running:
+            # why: all running sequences wait for each other's blocks; only giving some up helps
+            self._preempt(max(self.running, key=_rank), draft)
+            self._fill(draft)
+        _mark_started(draft.chunks, now)
+        self.counts.update(draft.stalled)
+        return StepPlan(
+            tuple(draft.chunks),
+            tuple(draft.encodes),
+            self.encoder_cache.take_evicted(),
+            tuple(expired),
+            tuple(sorted(draft.stalled.items())),
+        )
+
+    def commit(self, plan: StepPlan) -> None:
+        """Book a step that ran: its tokens are computed, its full blocks can be found again."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            if sequence.status is not Status.RUNNING:
+                continue
+            sequence.num_computed_tokens = chunk.end
+            self._publish(sequence)
+            self._release_images(sequence, chunk)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence in any state and free all that it holds."""
+        self._free(sequence)
+        for line in (self.waiting, self.running):
+            if sequence in line:
+                line.remove(sequence)
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+
+    def check_integrity(self) -> None:
+        """Check the books of both pools against the running sequences (AssertionError if off)."""
+        self.pool.check_integrity(sequence.block_ids for sequence in self.running)
+        self.encoder_cache.check_integrity({sequence.request_id for sequence in self.running})
+        assert not any(sequence.block_ids for sequence in self.waiting), "a waiting sequence holds blocks"
+
+    # -- one step -------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> list[Sequence]:
+        late = [s for s in self.waiting if s.request.expires_at is not None and s.request.expires_at <= now]
+        for sequence in late:
+            self.finish(sequence, "expired")
+        return late
+
+    def _fill(self, draft: _Draft) -> None:
+        """Give out the budget in order of importance.
+
+        why: background decodes come after interactive prefill here but keep one token of the
+        budget each, so that memory is given out by importance and decodes still always step.
+        """
+        interactive = [s for s in self.running if s.is_interactive]
+        background = [s for s in self.running if not s.is_interactive]
+        reserved = min(sum(s.is_decoding for s in background), draft.budget - 1)
+        draft.budget -= reserved
+        self._extend_all(interactive, draft)
+        self._admit_all([s for s in self.waiting if s.is_interactive], draft)
+        draft.budget += reserved
+        self._extend_all(background, draft)
+        self._admit_all([s for s in self.waiting if not s.is_interactive], draft)
+
+    def _extend_all(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
+        for sequence in sorted(sequences, key=lambda s: (not s.is_decoding, s.arrival_s)):
+            if sequence.status is Status.RUNNING and not self._extend(sequence, draft):
+                draft.stalled["budget" if draft.budget < 1 else "memory"] += 1
+
+    def _admit_all(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
+        for sequence in sorted(sequences, key=lambda s: s.arrival_s):
+            if sequence.request_id in draft.preempted:
+                continue
+            reason = self._admit(sequence, draft)
+            if reason:
+                draft.stalled[reason] += 1
+                return
+
+    def _extend(self, sequence: Sequence, draft: _Draft) -> bool:
+        """Plan a chunk of a sequence; False when nothing fits."""
+        start = sequence.num_computed_tokens
+        end = start + min(sequence.num_left, draft.budget)
+        end = self._clip_to_images(sequence, start, end, draft)
+        if end <= start or not self._reserve_blocks(sequence, end, draft):
+            return False
+        self._hold_images(sequence, start, end, draft)
+        draft.budget -= end - start
+        draft.planned.add(sequence.request_id)
+        draft.chunks.append(Chunk(sequence, start, end))
+        return True
+
+    def _admit(self, sequence: Sequence, draft: _Draft) -> str | None:
+        """Start a waiting sequence on its cached prefix; returns why it cannot start, if so."""
+        if draft.budget < 1:
+            return "budget"
+        if len(self.running) >= self.max_num_seqs and not self._victims(sequence, draft):
+            return "slots"
+        self._hold_prefix(sequence)
+        if not self._extend(sequence, draft):
+            self._free(sequence)
+            return "memory"
+        while len(self.running) >= self.max_num_seqs:
+            self._preempt(self._victims(sequence, draft)[-1], draft)
+        sequence.status = Status.RUNNING
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        return None
+
+    def _hold_prefix(self, sequence: Sequence) -> None:
+        # invariant: at least the newest token is computed, since its logits are wanted
+        reusable = (sequence.num_tokens - 1) // self.pool.block_size if self.enable_prefix_caching else 0
+        self._hash_blocks(sequence, reusable)
+        found = self.pool.find(sequence.block_hashes[:reusable])
+        self.pool.hold(found)
+        sequence.block_ids = found
+        sequence.num_published = len(found)
+        sequence.num_computed_tokens = len(found) * self.pool.block_size
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+
+    # -- images ---------------------------------------------------------------------------------
+
+    def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> int:
+        """Where a chunk from `start` must end so that all its images are or can be encoded."""
+        cache = self.encoder_cache
+        room = cache.num_tokens - cache.num_held
+        budget, num_encodes = draft.encoder_budget, len(draft.encodes)
+        for image in sequence.images_between(start, end):
+            is_over = False
+            if image.digest not in cache:
+                is_over = image.length > budget and num_encodes > 0
+                budget -= image.length
+                num_encodes += 1
+            room -= cache.cost_to_hold(image.digest, image.length)
+            if is_over or room < 0:
+                draft.stalled["encoder_budget" if is_over else "encoder_cache"] += 1
+                return max(start, image.start)
+        return end
+
+    def _hold_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> None:
+        images = sequence.images_between(start, end)
+        # why: first hold what is there, so that making room for the others cannot evict it
+        for image in sorted(images, key=lambda image: image.digest not in self.encoder_cache):
+            if image.digest not in self.encoder_cache:
+                self.encoder_cache.add(image.digest, image.length)
+                draft.encodes.append(EncodeItem(sequence, image))
+                draft.encoder_budget -= image.length
+            self.encoder_cache.hold(image.digest, sequence.request_id)
+
+    def _release_images(self, sequence: Sequence, chunk: Chunk) -> None:
+        unread = {image.digest for image in sequence.placeholders if image.end > chunk.end}
+        for image in sequence.images_between(chunk.start, chunk.end):
+            if image.digest not in unread:
+                self.encoder_cache.release(image.digest, sequence.request_id)
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
+        """Hold blocks for the first `num_tokens` positions, by preemption if need be."""
+        num_missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
+        victims = self._victims(sequence, draft) if num_missing > self.pool.num_free else []
+        reclaimable = sum(self.pool.num_exclusive(victim.block_ids) for victim in victims)
+        if num_missing > self.pool.num_free + reclaimable:
+            return False
+        while num_missing > self.pool.num_free:
+            self._preempt(victims.pop(), draft)
+        if num_missing > 0:
+            sequence.block_ids += self.pool.allocate(num_missing)
+        return True
+
+    def _victims(self, sequence: Sequence, draft: _Draft) -> list[Sequence]:
+        """Running sequences that may be preempted for `sequence`, the last one first.
+
+        Background gives way to interactive. Within a class only a running sequence may take from
+        a younger one: a waiting one never preempts its equals.
+        """
+        is_running = sequence.status is Status.RUNNING
+        candidates = [
+            other
+            for other in self.running
+            if other.request_id not in draft.planned
+            and (
+                (sequence.is_interactive and not other.is_interactive)
+                or (
+                    is_running
+                    and other.is_interactive == sequence.is_interactive
+                    and other.arrival_s > sequence.arrival_s
+                )
+            )
+        ]
+        return sorted(candidates, key=_rank)
+
+    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
+        """Send a running sequence back to the queue; it keeps its place and its tokens."""
+        self._free(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_preemptions += 1
+        self.running.remove(sequence)
+        self.waiting.append(sequence)
+        draft.preempted.add(sequence.request_id)
+        self.counts["preempted"] += 1
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed_tokens = sequence.num_published = 0
+        for image in sequence.placeholders:
+            self.encoder_cache.release(image.digest, sequence.request_id)
+
+    def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> None:
+        """Extend the sequence's hashes to its first `num_blocks` full blocks."""
+        size, hashes = self.pool.block_size, sequence.block_hashes
+        for index in range(len(hashes), num_blocks):
+            first = index * size
+            parent = hashes[-1] if hashes else b""
+            images = sequence.images_between(first, first + size)
+            hashes.append(block_hash(parent, sequence.token_ids[first : first + size], first, images))
+
+    def _publish(self, sequence: Sequence) -> None:
+        if not self.enable_prefix_caching:
+            return
+        num_full = sequence.num_computed_tokens // self.pool.block_size
+        self._hash_blocks(sequence, num_full)
+        for index in range(sequence.num_published, num_full):
+            self.pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
+        sequence.num_published = num_full
+
+
+def _rank(sequence: Sequence) -> tuple[bool, float]:
+    """Order of importance: interactive first, then the older."""
+    return not sequence.is_interactive, sequence.arrival_s
+
+
+def _mark_started(chunks: Iterable[Chunk], now: float) -> None:
+    for chunk in chunks:
+        if chunk.sequence.first_step_s is None:
+            chunk.sequence.first_step_s = now
