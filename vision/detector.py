@@ -1,0 +1,199 @@
+"""Object detection by an ultralytics model: YOLO26 and every other that it loads, native or exported."""
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vision.errors import ModelNotFound, ModelUnsupported, UnknownClass, VisionError
+from vision.pixels import to_bgr8
+from vision.selftest import check_model, dirty_heap
+from vision.types import Detections, Image
+from vision.ultralytics_quiet import import_ultralytics
+
+_TASKS = ("detect", "segment", "pose")
+_DEFINITIONS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class DetectorConfig:
+    """Which model, and what of its answers is wanted.
+
+    Attributes:
+        model: path of a ``.pt``, of an exported model (``.onnx``, ``.tflite``, ``.engine``,
+            ``…_openvino_model``, …), or of a ``.yaml`` definition (also the name of one of ultralytics' own),
+            which has random weights.
+        imgsz: pixels of the longer side that the model sees; None takes what it was trained or exported with.
+        conf: lowest score of a detection, 0 to 1.
+        iou: overlap above which the weaker of two boxes of a class goes; without effect on end-to-end heads.
+        classes: names of wanted classes; empty for all.
+        device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for CUDA where there is some.
+        end2end: use the end-to-end head of a ``.pt`` or ``.yaml`` that has two, as YOLO26; by default its
+            one-to-many head is used with ``iou``, as ultralytics does. An export has one head and keeps it.
+    """
+
+    model: str
+    imgsz: int | None = None
+    conf: float = 0.25
+    iou: float = 0.7
+    classes: tuple[str, ...] = ()
+    device: str = "cpu"
+    end2end: bool = False
+
+
+class Detector:
+    """A model, loaded, warmed up and tested; ready when the constructor returns.
+
+    Args:
+        config: what to load.
+
+    Raises:
+        ModelNotFound: no such file. Nothing is downloaded.
+        ModelUnsupported: not a detection model, or its runtime is not installed.
+        ModelBroken: it failed its self-test.
+        UnknownClass: ``config.classes`` has a name that the model does not know.
+
+    Attributes:
+        config: as given.
+        names: class id → name, of the model.
+        load_s: seconds that loading, warming up and the self-test took.
+    """
+
+    def __init__(self, config: DetectorConfig) -> None:
+        started = time.perf_counter()
+        self.config = config
+        path = _find(config.model)
+        dirty_heap()
+        self._yolo = _load(path)
+        self._options = _options(config)
+        with _as_unsupported(config.model):
+            self._warm_up()
+        self.names: Mapping[int, str] = dict(self._yolo.predictor.model.names)
+        class_ids = self._class_ids(config.classes)
+        check_model(self._yolo, self._options, config.model)
+        self._options["classes"] = class_ids
+        self.load_s = time.perf_counter() - started
+
+    def detect(self, images: Sequence[Image], min_score: float | None = None) -> list[Detections]:
+        """Find objects in pictures of any sizes, in one batch.
+
+        An exported model with a fixed batch gets the pictures in batches of that size.
+
+        Args:
+            images: ``[H, W, 3]`` uint8 BGR each; other depths and channels are converted by `to_bgr8`.
+            min_score: in place of ``config.conf``, for a tracker that wants the weak ones too.
+
+        Returns:
+            One `Detections` a picture, best score first, boxes in pixels of that picture.
+
+        Raises:
+            FrameRejected: one of them is not a picture.
+        """
+        if not images:
+            return []
+        conf = self.config.conf if min_score is None else min_score
+        results = self._yolo.predict([to_bgr8(image) for image in images], **{**self._options, "conf": conf})
+        return [self._detections(result.boxes) for result in results]
+
+    def _warm_up(self) -> None:
+        self._yolo.predict([np.full((320, 320, 3), 114, np.uint8)], **self._options)
+
+    def _detections(self, boxes: Any) -> Detections:
+        rows = boxes.data.cpu().numpy()
+        rows = rows[np.argsort(-rows[:, 4], kind="stable")]
+        xyxy, scores, class_ids = rows[:, :4], rows[:, 4], rows[:, 5]
+        return Detections(
+            xyxy.astype(np.float32), scores.astype(np.float32), class_ids.astype(np.int64), self.names
+        )
+
+    def _class_ids(self, classes: Sequence[str]) -> list[int] | None:
+        ids = {name: class_id for class_id, name in self.names.items()}
+        if unknown := [name for name in classes if name not in ids]:
+            raise UnknownClass(unknown, self.names.values(), f"the detector {self.config.model}")
+        return [ids[name] for name in classes] or None
+
+
+def _find(model: str) -> str:
+    path = Path(model).expanduser()
+    if path.exists():
+        # why: ultralytics deletes and downloads again what it cannot read, if it goes by a bare known name
+        return str(path.resolve())
+    if path.suffix in _DEFINITIONS and path.name == model and _has_definition(model):
+        return model
+    hint = "nothing is downloaded; get the file first and give its path"
+    raise ModelNotFound(f"no detection model at {model} (looked in {Path.cwd()}): {hint}")
+
+
+def _has_definition(name: str) -> bool:
+    import_ultralytics()
+    from ultralytics.nn.tasks import yaml_model_load
+
+    try:
+        return bool(yaml_model_load(name))
+    except FileNotFoundError:
+        return False
+
+
+def _load(path: str) -> Any:
+    with _as_unsupported(path):
+        yolo = import_ultralytics().YOLO(
+            path, task=None if path.endswith((".pt", *_DEFINITIONS)) else "detect"
+        )
+    if yolo.task not in _TASKS:
+        raise ModelUnsupported(f"{path} is a model for {yolo.task}; one that finds boxes is needed (detect)")
+    return yolo
+
+
+class _as_unsupported(contextlib.AbstractContextManager[None]):  # noqa: N801
+    """Whatever ultralytics and the runtimes raise about a model file is one error of ours."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, VisionError):
+            raise ModelUnsupported(
+                f"{self._model} cannot be loaded as a detection model: {_why(error)}"
+            ) from error
+
+
+def _why(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].removeprefix("ERROR ❌️ ").strip() if lines else type(error).__name__
+
+
+def _options(config: DetectorConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "conf": config.conf,
+        "iou": config.iou,
+        "device": _device(config.device),
+        "verbose": False,
+        "max_det": 300,
+    }
+    if config.imgsz is not None:
+        options["imgsz"] = config.imgsz
+    if config.end2end:
+        options["nms"] = False
+    return options
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelUnsupported(
+            f"device {name!r} of the detector is not known: cpu, cuda or auto are"
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelUnsupported(
+            "the detector was told to use CUDA, but torch finds none: set device to cpu or auto"
+        )
+    return device

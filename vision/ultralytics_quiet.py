@@ -1,0 +1,31 @@
+"""ultralytics as a library: no downloads, nothing on standard output, no code out of weight files."""
+
+import logging
+import os
+from functools import cache
+from typing import Any
+
+_ENVIRONMENT = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
+
+
+@cache
+def import_ultralytics() -> Any:
+    """Import ultralytics late (it brings torch, seconds) and return the module.
+
+    Environment variables that are set already win. Its log goes to the ``ultralytics`` logger without a
+    handler of its own, and ``.pt`` files are read with ``weights_only`` against its list of known classes.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ultralytics
+    from ultralytics.nn import tasks
+
+    # why: the switch in the environment is read at import, which may have happened before
+    tasks.SAFE_LOAD = True
+    log = logging.getLogger("ultralytics")
+    # why: its handler writes to standard output, where `replay` writes its results
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+    log.propagate = True
+    log.setLevel(logging.WARNING)
+    return ultralytics
