@@ -66,7 +66,7 @@ def truth_of(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
 def shift_and_zoom(
     rng: Generator, image: Image, ids: np.ndarray, boxes: np.ndarray
 ) -> tuple[Image, np.ndarray, np.ndarray]:
-    """Zoom by 0.75-1.35 and shift, so that the border cuts objects; what it cuts most of is no longer asked for."""
+    """Zoom by 0.75-1.35 and shift, so that the border cuts objects; what is mostly cut is dropped."""
     height, width = image.shape[:2]
     zoom = float(np.exp(rng.uniform(np.log(0.75), np.log(1.35))))
     dx, dy = rng.uniform(-0.2, 0.2) * width, rng.uniform(-0.12, 0.12) * height
@@ -78,7 +78,7 @@ def shift_and_zoom(
     cut = np.clip(moved, 0, (width, height, width, height)).astype(np.float32)
     share = [area(tuple(c)) / area(tuple(m)) for c, m in zip(cut, moved, strict=True)]
     kept = np.array(share, np.float32) > _MIN_VISIBLE
-    return warped, ids[kept], cut[kept]  # type: ignore[return-value]
+    return warped, ids[kept], cut[kept]
 
 
 def make_batch(rng: Generator, config: TrainConfig) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     """AdamW that leaves biases and norms undecayed."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, config.lr, betas=(0.937, 0.999), weight_decay=config.weight_decay)
 
 

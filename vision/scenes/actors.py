@@ -41,8 +41,8 @@ class Actor:
     """One object of an episode.
 
     foot: where it stands, fraction of the frame's height.
-    path: (seconds of the episode, centre as a fraction of the frame's width), in order of time; before and after
-    it the actor is not there.
+    path: (seconds of the episode, centre as a fraction of the frame's width), in order of time; before
+    and after it the actor is not there.
     """
 
     label: str
@@ -111,7 +111,7 @@ def sample_episode(rng: Generator, stage: Stage, *, is_first: bool) -> tuple[Act
     if not is_first and rng.random() < 0.12:
         return ()
     actors: tuple[Actor, ...] = ()
-    for index in range(int(rng.integers(3, 6))):
+    for index in range(int(rng.integers(4, 7))):
         for _ in range(_TRIES):
             group = _sample_group(rng, stage, latest=1.0 if is_first and index == 0 else EPISODE_S)
             if _is_clear(actors + group, stage):
@@ -149,27 +149,29 @@ def _sample_group(rng: Generator, stage: Stage, latest: float) -> tuple[Actor, .
         return (_sample_actor(rng, stage, str(rng.choice(VEHICLES)), latest),)
     if kind > 0.92:
         return (_sample_actor(rng, stage, "dog", latest),)
-    person = _sample_actor(rng, stage, "person", latest)
-    companion = rng.random()
-    if companion < 0.25:
-        return (person, _beside(rng, stage, person, "dog"))
-    if companion < 0.45 and stage.place != "room":
-        return (person, _beside(rng, stage, person, "bicycle"))
-    return (person,)
+    choice = rng.random()
+    company = "dog" if choice < 0.25 else "bicycle" if choice < 0.45 and stage.place != "room" else None
+    if company is None:
+        return (_sample_actor(rng, stage, "person", latest),)
+    person = _sample_actor(rng, stage, "person", latest, lead=2 * _lead(stage, company, 1.0))
+    return (person, _beside(rng, stage, person, company))
 
 
-def _sample_actor(rng: Generator, stage: Stage, label: str, latest: float) -> Actor:
+def _sample_actor(rng: Generator, stage: Stage, label: str, latest: float, lead: float = 0.0) -> Actor:
+    """An actor that starts and ends out of view by `lead` frame widths more than it needs itself."""
     low, high = (VEHICLE_GROUND if label in VEHICLES else GROUND)[stage.place]
     foot = float(rng.uniform(low, high))
     color = None if label == "dog" else sample_color(rng, stage.time_of_day)
     half = object_size(label, foot, stage.height, SHAPES[label][1])[0] / 2 / stage.width
-    return Actor(label, color, sample_look(rng), foot, _sample_path(rng, stage, label, half + 0.03, latest))
+    return Actor(
+        label, color, sample_look(rng), foot, _sample_path(rng, stage, label, half + 0.03 + lead, latest)
+    )
 
 
 def _sample_path(rng: Generator, stage: Stage, label: str, margin: float, latest: float) -> _Path:
     """From beyond one border to beyond the other, often with a stop, which vehicles in a yard always make."""
     is_vehicle = label in VEHICLES
-    crossing = float(rng.uniform(4.0, 6.5) if is_vehicle else rng.uniform(6.5, 10.0))
+    crossing = float(rng.uniform(4.0, 6.5) if is_vehicle else rng.uniform(7.5, 11.0))
     stops = rng.random() < (0.3 if stage.place == "street" and is_vehicle else 0.5)
     stops = stops or (is_vehicle and stage.place != "street")
     rest = float(rng.uniform(2.0, 4.0)) if stops else 0.0
@@ -186,8 +188,13 @@ def _sample_path(rng: Generator, stage: Stage, label: str, margin: float, latest
 def _beside(rng: Generator, stage: Stage, person: Actor, label: str) -> Actor:
     """A companion that keeps just ahead of a person."""
     forward = -1 if person.faces_left(person.path[0][0]) else 1
-    own = object_size(label, person.foot, stage.height, SHAPES[label][1])[0]
-    height = object_size("person", person.foot, stage.height, 1.0)[1]
-    gap = (own / 2 + height * (0.10 if label == "bicycle" else 0.32)) / stage.width * forward
+    gap = _lead(stage, label, person.foot) * forward
     path = tuple((t, x + gap) for t, x in person.path)
     return Actor(label, None, sample_look(rng), person.foot - 0.004, path)
+
+
+def _lead(stage: Stage, label: str, foot: float) -> float:
+    """How far ahead of a person the centre of a companion is, in frame widths."""
+    own, _ = object_size(label, foot, stage.height, SHAPES[label][1])
+    arm = object_size("person", foot, stage.height, 0.10 if label == "bicycle" else 0.32)[0]
+    return (own / 2 + arm) / stage.width

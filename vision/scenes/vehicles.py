@@ -32,8 +32,8 @@ def _draw_lamps(canvas: Canvas, y: float, is_driving: bool) -> None:
     canvas.rect(0.005, y - 0.06, 0.035, y + 0.06, rear)
     if is_driving:
         canvas = Canvas(canvas.image, canvas.box, FULL, canvas.mirrored)
-        canvas.disc(0.97, y, 0.085, _LAMP)
-        canvas.disc(0.975, y, 0.05, (255, 255, 236))
+        canvas.disc(0.96, y, 0.08, _LAMP)
+        canvas.disc(0.965, y, 0.05, (255, 255, 236))
     else:
         canvas.oval(0.965, y, 0.05, 0.06, (206, 206, 200))
 
