@@ -153,33 +153,39 @@ def _sample_group(rng: Generator, stage: Stage, latest: float) -> tuple[Actor, .
     company = "dog" if choice < 0.25 else "bicycle" if choice < 0.45 and stage.place != "room" else None
     if company is None:
         return (_sample_actor(rng, stage, "person", latest),)
-    person = _sample_actor(rng, stage, "person", latest, lead=2 * _lead(stage, company, 1.0))
+    person = _sample_actor(rng, stage, "person", latest, company)
     return (person, _beside(rng, stage, person, company))
 
 
-def _sample_actor(rng: Generator, stage: Stage, label: str, latest: float, lead: float = 0.0) -> Actor:
-    """An actor that starts and ends out of view by `lead` frame widths more than it needs itself."""
+def _sample_actor(
+    rng: Generator, stage: Stage, label: str, latest: float, company: str | None = None
+) -> Actor:
+    """An actor that starts so far out of view that the company ahead of it is out of view too."""
     low, high = (VEHICLE_GROUND if label in VEHICLES else GROUND)[stage.place]
     foot = float(rng.uniform(low, high))
     color = None if label == "dog" else sample_color(rng, stage.time_of_day)
     half = object_size(label, foot, stage.height, SHAPES[label][1])[0] / 2 / stage.width
-    return Actor(
-        label, color, sample_look(rng), foot, _sample_path(rng, stage, label, half + 0.03 + lead, latest)
-    )
+    lead = 2 * _lead(stage, company, foot) if company else 0.0
+    path = _sample_path(rng, stage, label, half + 0.03, lead, latest)
+    return Actor(label, color, sample_look(rng), foot, path)
 
 
-def _sample_path(rng: Generator, stage: Stage, label: str, margin: float, latest: float) -> _Path:
+def _sample_path(
+    rng: Generator, stage: Stage, label: str, margin: float, lead: float, latest: float
+) -> _Path:
     """From beyond one border to beyond the other, often with a stop, which vehicles in a yard always make."""
     is_vehicle = label in VEHICLES
-    crossing = float(rng.uniform(4.0, 6.5) if is_vehicle else rng.uniform(7.5, 11.0))
     stops = rng.random() < (0.3 if stage.place == "street" and is_vehicle else 0.5)
     stops = stops or (is_vehicle and stage.place != "street")
     rest = float(rng.uniform(2.0, 4.0)) if stops else 0.0
+    distance = 1 + 2 * margin + lead
+    pace = float(rng.uniform(3.2, 5.0) if is_vehicle else rng.uniform(6.5, 9.5))
+    crossing = min(pace * distance, EPISODE_S - rest - 0.2)
     start = float(rng.uniform(0, min(latest, EPISODE_S - crossing - rest)))
     middle = float(rng.choice((1 / 6, 1 / 2, 5 / 6)) + rng.uniform(-0.07, 0.07))
-    arrive = start + crossing * (middle + margin) / (1 + 2 * margin)
+    arrive = start + crossing * (middle + margin + lead) / distance
     end = start + crossing + rest
-    path: _Path = ((start, -margin), (arrive, middle), (arrive + rest, middle), (end, 1 + margin))
+    path: _Path = ((start, -margin - lead), (arrive, middle), (arrive + rest, middle), (end, 1 + margin))
     if not stops:
         path = (path[0], path[-1])
     return path if rng.random() < 0.5 else tuple((t, 1 - x) for t, x in path)
