@@ -96,17 +96,19 @@ class AsyncEngine:
             RequestError: The request can never run; raised before anything was queued.
             EngineStopped: The engine is closed or its loop died.
         """
+        self._check_open()
         if request.request_id in self._streams:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
         stream = self._streams[request.request_id] = _Stream()
         try:
             prompt, seconds = await self._prepare(request)
+            self._check_open()
             self._call(lambda engine: self._submit(engine, request, prompt, seconds))
             async for event in self._follow(request.request_id, stream):
                 yield event
         finally:
             if self._streams.pop(request.request_id, None) is stream:
-                self._call_if_alive(lambda engine: _abort(engine, request.request_id))
+                self._call(lambda engine: _abort(engine, request.request_id))
 
     @property
     def model_name(self) -> str:
@@ -159,13 +161,12 @@ class AsyncEngine:
 
     # -- between the loops ----------------------------------------------------------------------
 
-    def _call(self, call: Call) -> None:
-        """Have the engine's thread run `call` before its next step."""
+    def _check_open(self) -> None:
         if self._death is not None or self._is_closing:
             raise EngineStopped(self._death or "the engine is closed")
-        self._call_if_alive(call)
 
-    def _call_if_alive(self, call: Call) -> None:
+    def _call(self, call: Call) -> None:
+        """Have the engine's thread run `call` before its next step."""
         with self._wake:
             self._calls.append(call)
             self._wake.notify()
@@ -197,7 +198,9 @@ class AsyncEngine:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_all, reason)
 
-    def _submit(self, engine: Engine, request: GenerationRequest, prompt: PreparedPrompt, seconds: float) -> None:
+    def _submit(
+        self, engine: Engine, request: GenerationRequest, prompt: PreparedPrompt, seconds: float
+    ) -> None:
         try:
             engine.submit(request, prompt, seconds)
         except RequestError as error:

@@ -67,7 +67,9 @@ class AttentionMetadata:
     prefills: tuple[_Prefill, ...]
 
 
-def prepare(spans: Sequence[Span], cache: KVCache, block_size: int, device: torch.device) -> AttentionMetadata:
+def prepare(
+    spans: Sequence[Span], cache: KVCache, block_size: int, device: torch.device
+) -> AttentionMetadata:
     """Lay out a step.
 
     Args:
@@ -77,7 +79,9 @@ def prepare(spans: Sequence[Span], cache: KVCache, block_size: int, device: torc
         device: Where the model runs.
     """
     slots = [_slots(span, block_size) for span in spans]
-    write = torch.cat([s[span.num_context - span.num_queries :] for s, span in zip(slots, spans, strict=True)])
+    write = torch.cat(
+        [s[span.num_context - span.num_queries :] for s, span in zip(slots, spans, strict=True)]
+    )
     num_decodes = sum(span.num_queries == 1 for span in spans)
     assert all(span.num_queries == 1 for span in spans[:num_decodes]), "decodes stand first"
     prefills, row = [], num_decodes
@@ -154,9 +158,6 @@ def _attend_decodes(
     k, v = (t[decodes.slots].view(n, -1, num_kv_heads, head_dim).transpose(1, 2) for t in (keys, values))
     out = scaled_dot_product_attention(q, k, v, attn_mask=decodes.mask, scale=scale)
     return out.reshape(n, num_heads, head_dim)
-
-
-
 
 
 def paged_attention(

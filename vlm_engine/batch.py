@@ -64,7 +64,9 @@ def build_batch(
         for rows in _image_rows(chunk, first, features)
     ]
     token_ids = [t for chunk in ordered for t in chunk.sequence.token_ids[chunk.start : chunk.end]]
-    positions = torch.cat([chunk_positions(prompts[c.sequence.request_id], c.start, c.end) for c in ordered], dim=1)
+    positions = torch.cat(
+        [chunk_positions(prompts[c.sequence.request_id], c.start, c.end) for c in ordered], dim=1
+    )
     samples = [first + c.num_tokens - 1 for c, first in zip(ordered, first_rows, strict=True) if c.samples]
     spans = [Span(c.num_tokens, c.end, c.sequence.block_ids) for c in ordered]
     return Batch(

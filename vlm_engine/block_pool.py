@@ -11,7 +11,9 @@ class NoFreeBlocks(Exception):
     """Fewer blocks are free than were asked for; the scheduler preempts and tries again."""
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int], first: int, placeholders: Sequence[Placeholder]) -> bytes:
+def block_hash(
+    parent: bytes, token_ids: Sequence[int], first: int, placeholders: Sequence[Placeholder]
+) -> bytes:
     """Hash of one full block, chained to the block before it.
 
     Every image that overlaps the block goes in with its digest and its place: the ids of all
@@ -134,5 +136,9 @@ class BlockPool:
             for block_id in block_ids:
                 counts[block_id] += 1
         assert counts == self._ref_counts, "reference counts differ from what the sequences hold"
-        assert set(self._free) == {b for b, n in enumerate(counts) if not n}, "free list differs from the counts"
-        assert all(self._hashes[b] == h for h, b in self._by_hash.items()), "hash index differs from the blocks"
+        assert set(self._free) == {b for b, n in enumerate(counts) if not n}, (
+            "free list differs from the counts"
+        )
+        assert all(self._hashes[b] == h for h, b in self._by_hash.items()), (
+            "hash index differs from the blocks"
+        )

@@ -83,4 +83,6 @@ class EncoderCache:
         holders = set().union(*self._holders.values()) if self._holders else set()
         assert holders <= request_ids, f"held by sequences that are gone: {sorted(holders - request_ids)}"
         assert self.num_used <= self.num_tokens, "more image tokens than the cache holds"
-        assert set(self._idle) == {d for d, h in self._holders.items() if not h}, "idle list differs from the holds"
+        assert set(self._idle) == {d for d, h in self._holders.items() if not h}, (
+            "idle list differs from the holds"
+        )

@@ -11,7 +11,7 @@ from vlm_engine.config import EngineConfig
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
 from vlm_engine.plan import StepPlan
-from vlm_engine.sampler import sample
+from vlm_engine.sampler import make_generator, sample
 from vlm_engine.sequence import Sequence
 
 
@@ -51,7 +51,7 @@ class ModelRunner:
     def add(self, sequence: Sequence, prompt: PreparedPrompt) -> None:
         """Keep what a sequence needs besides its tokens: positions, pixels, random state."""
         self._prompts[sequence.request_id] = prompt
-        self._generators[sequence.request_id] = self._generator(sequence.request.sampling.seed)
+        self._generators[sequence.request_id] = make_generator(sequence.request.sampling)
 
     def remove(self, request_id: str) -> None:
         """Forget a finished sequence; without it, nothing happens."""
@@ -87,11 +87,6 @@ class ModelRunner:
             self._features[item.image.digest] = self.model.encode(image)
             self.num_encoded += 1
             item.sequence.encode_s += time.perf_counter() - started
-
-    def _generator(self, seed: int | None) -> torch.Generator | None:
-        if seed is None:
-            return None
-        return torch.Generator(device=self.model.spec.device).manual_seed(seed)
 
 
 def _num_blocks(model: VisionLanguageModel, config: EngineConfig) -> int:

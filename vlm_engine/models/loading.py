@@ -73,10 +73,14 @@ def resolve_device(name: str) -> torch.device:
 
 def _load_weights(config: EngineConfig, device: torch.device) -> Any:
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model, info = AutoModelForImageTextToText.from_pretrained(config.model, dtype=dtype, output_loading_info=True)
+    model, info = AutoModelForImageTextToText.from_pretrained(
+        config.model, dtype=dtype, output_loading_info=True
+    )
     missing = sorted(info["missing_keys"])
     if missing:
-        raise ModelLoadError(f"{config.model}: the checkpoint lacks {len(missing)} tensors: {', '.join(missing[:5])}")
+        raise ModelLoadError(
+            f"{config.model}: the checkpoint lacks {len(missing)} tensors: {', '.join(missing[:5])}"
+        )
     model.set_attn_implementation({"text_config": register()})
     return model.eval().requires_grad_(False).to(device)
 

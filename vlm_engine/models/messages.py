@@ -28,7 +28,10 @@ def walk_parts(messages: Sequence[Message]) -> Iterator[tuple[str, dict[str, Any
         if isinstance(content, str):
             yield f"{field}.content", {"type": "text", "text": content}
         elif isinstance(content, Sequence):
-            yield from ((f"{field}.content[{j}]", _checked(part, f"{field}.content[{j}]")) for j, part in enumerate(content))
+            yield from (
+                (f"{field}.content[{j}]", _checked(part, f"{field}.content[{j}]"))
+                for j, part in enumerate(content)
+            )
         else:
             raise RequestError("content must be a string or a list of parts", field=f"{field}.content")
 

@@ -130,9 +130,10 @@ class QwenVL:
 def _split_pixels(pixels: Tensor | None, grids: Tensor | None) -> tuple[ImageInput, ...]:
     if pixels is None or grids is None:
         return ()
-    parts = pixels.split(grids.prod(-1).tolist())
+    parts = torch.split(pixels, grids.prod(-1).tolist())
     return tuple(
-        ImageInput(part, (int(t), int(h), int(w))) for part, (t, h, w) in zip(parts, grids.tolist(), strict=True)
+        ImageInput(part, (int(t), int(h), int(w)))
+        for part, (t, h, w) in zip(parts, grids.tolist(), strict=True)
     )
 
 

@@ -1,0 +1,151 @@
+"""The engine's front: streams, cancels and health, with the loop in its own thread."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.vlm_engine.test_engine import ask, picture
+from vlm_engine import AsyncEngine, Engine, EngineConfig, EngineStopped, RequestError, TokenEvent
+from vlm_engine.models import load_model
+
+
+def config_of(folder: Path) -> EngineConfig:
+    return EngineConfig(str(folder), dtype="float32", device="cpu", kv_cache_tokens=2048)
+
+
+@pytest_asyncio.fixture
+async def engine(qwen3_vl_checkpoint: Path) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def collect(engine: AsyncEngine, *args: object, **more: object) -> list[TokenEvent]:
+    return [event async for event in engine.generate(ask(*args, **more))]  # type: ignore[arg-type]
+
+
+async def until(predicate: object, timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not predicate():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+async def test_streams_give_what_the_synchronous_engine_gives(
+    engine: AsyncEngine, qwen3_vl_checkpoint: Path
+) -> None:
+    config = config_of(qwen3_vl_checkpoint)
+    plain = Engine(config, model=load_model(config))
+    wanted = [plain.generate(ask("x", picture(i), f"question {i}", max_tokens=20)) for i in range(4)]
+    streams = await asyncio.gather(
+        *(collect(engine, f"r{i}", picture(i), f"question {i}", max_tokens=20) for i in range(4))
+    )
+    assert ["".join(event.text for event in stream) for stream in streams] == wanted
+    assert all(stream[-1].finish_reason == "length" for stream in streams)
+
+
+async def test_closing_the_stream_aborts_the_request(engine: AsyncEngine) -> None:
+    """E20, A1: in decode."""
+    stream = engine.generate(ask("gone", picture(), max_tokens=900))
+    await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    await until(lambda: engine.stats().num_running == 0)
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+    assert (await collect(engine, "gone", "again"))[-1].finish_reason == "length"
+
+
+async def test_cancelled_while_preprocessing_never_runs(engine: AsyncEngine) -> None:
+    """E20: the task is cancelled at once."""
+    task = asyncio.create_task(collect(engine, "gone", picture(size=(320, 320))))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await collect(engine, "next", "hello"))[-1].usage.completion_tokens == 6  # type: ignore[union-attr]
+    assert engine.stats().num_encoded_images == 0
+
+
+async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(engine: AsyncEngine) -> None:
+    events: list[TokenEvent] = []
+    async for event in engine.generate(ask("slow", "hello", max_tokens=60)):
+        events.append(event)
+        await asyncio.sleep(0.1)
+    fast = await collect(engine, "fast", "hello", max_tokens=60)
+    assert sum(len(event.token_ids) for event in events) == 60
+    assert "".join(event.text for event in events) == "".join(event.text for event in fast)
+    assert len(events) < len(fast)
+
+
+async def test_bad_input_raises_before_anything_is_queued(engine: AsyncEngine) -> None:
+    with pytest.raises(RequestError):
+        await collect(engine, "bad", "<|image_pad|>")
+    assert engine.stats().num_waiting == engine.stats().num_running == 0
+
+
+async def test_an_id_that_is_running_is_refused(engine: AsyncEngine) -> None:
+    stream = engine.generate(ask("x", "hello", max_tokens=500))
+    await anext(stream)
+    with pytest.raises(RequestError, match="already running"):
+        await collect(engine, "x", "hello")
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def test_closing_the_engine_ends_streams_with_an_error(qwen3_vl_checkpoint: Path) -> None:
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint))
+    assert not engine.is_healthy
+    await engine.start()
+    assert engine.is_healthy
+    stream = engine.generate(ask("x", "hello", max_tokens=2000))
+    await anext(stream)
+    await engine.close()
+    rest = [event async for event in stream]
+    assert rest[-1].finish_reason == "error"
+    with pytest.raises(EngineStopped):
+        await collect(engine, "y", "hello")
+
+
+class Dying(Engine):
+    """An engine whose loop breaks at its fifth step."""
+
+    def step(self) -> list[TokenEvent]:
+        if self.num_steps >= 5:
+            raise SystemError("broken books")
+        return super().step()
+
+
+async def test_a_dead_loop_is_unhealthy_and_ends_its_streams(qwen3_vl_checkpoint: Path) -> None:
+    """E25, A7."""
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint), load=Dying)
+    await engine.start()
+    events = await collect(engine, "x", "hello", max_tokens=50)
+    assert events[-1].finish_reason == "error"
+    assert "broken books" in (events[-1].error or "")
+    assert "broken books" in (engine.unhealthy_reason or "")
+    with pytest.raises(EngineStopped, match="broken books"):
+        await collect(engine, "y", "hello")
+    await engine.close()
+
+
+class Frozen(Engine):
+    """An engine whose step takes long."""
+
+    def step(self) -> list[TokenEvent]:
+        import time
+
+        time.sleep(1.5)
+        return super().step()
+
+
+async def test_a_frozen_loop_is_unhealthy(qwen3_vl_checkpoint: Path) -> None:
+    """A7: no step for longer than allowed, with a request running."""
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint), stall_s=0.3, load=Frozen)
+    await engine.start()
+    task = asyncio.create_task(collect(engine, "x", "hello", max_tokens=1))
+    await until(lambda: not engine.is_healthy)
+    assert "no step for" in (engine.unhealthy_reason or "")
+    assert (await task)[-1].finish_reason == "length"
+    assert engine.is_healthy
+    await engine.close()
