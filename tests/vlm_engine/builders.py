@@ -44,7 +44,12 @@ def make_sequence(
 
 
 def make_scheduler(
-    *, num_blocks: int = 64, block_size: int = 4, encoder_tokens: int = 200, budget: int = 32, max_num_seqs: int = 8
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    encoder_tokens: int = 200,
+    budget: int = 32,
+    max_num_seqs: int = 8,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_size)
     cache = EncoderCache(encoder_tokens)

@@ -10,7 +10,12 @@ def test_a_prompt_is_prefilled_in_chunks_of_the_budget() -> None:
     scheduler = make_scheduler(budget=32)
     scheduler.add(make_sequence(70, max_tokens=2))
     plans = run(scheduler)
-    assert [[(c.start, c.end) for c in plan.chunks] for plan in plans] == [[(0, 32)], [(32, 64)], [(64, 70)], [(70, 71)]]
+    assert [[(c.start, c.end) for c in plan.chunks] for plan in plans] == [
+        [(0, 32)],
+        [(32, 64)],
+        [(64, 70)],
+        [(70, 71)],
+    ]
 
 
 def test_decodes_come_first_then_interactive_then_background_prefill() -> None:

@@ -13,7 +13,9 @@ CAPACITY = 96
 
 @st.composite
 def sequences(draw: st.DrawFn) -> Sequence:
-    parts = draw(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20), st.sampled_from("abc")), max_size=2))
+    parts = draw(
+        st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20), st.sampled_from("abc")), max_size=2)
+    )
     images, position = [], draw(st.integers(0, 3))
     for gap, length, content in parts:
         position += gap + 1
@@ -72,7 +74,11 @@ def test_blocks_are_conserved_budget_kept_and_all_finish(
         while pending and pending[0][1] <= step:
             scheduler.add(pending.pop(0)[0])
         for index, when in cancels:
-            if when == step and index < len(arrivals) and arrivals[index][0] in scheduler.running + scheduler.waiting:
+            if (
+                when == step
+                and index < len(arrivals)
+                and arrivals[index][0] in scheduler.running + scheduler.waiting
+            ):
                 scheduler.finish(arrivals[index][0], "cancelled")
         had_work = scheduler.has_work
         plan = scheduler.plan(float(step))
