@@ -91,7 +91,7 @@ class EventStore:
                 database.execute("INSERT INTO snapshots VALUES (?, ?)", (seq, snapshot))
             database.execute("DELETE FROM events WHERE seq <= ?", (seq - self._max_events,))
             database.execute("DELETE FROM snapshots WHERE seq <= ?", (seq - self._max_snapshots,))
-            self._wake_followers()
+            self._wake_all()
         return True
 
     def newest(self, wanted: EventFilter, limit: int) -> list[StoredEvent]:
@@ -138,6 +138,11 @@ class EventStore:
             with self._lock:
                 self._followers.discard(follower)
 
+    def wake_followers(self) -> None:
+        """Set every follower's `asyncio.Event`, as if something had been added."""
+        with self._lock:
+            self._wake_all()
+
     def close(self) -> None:
         """Close the database; the store cannot be used any more."""
         with self._lock:
@@ -150,7 +155,7 @@ class EventStore:
             ).fetchall()
         return [StoredEvent(seq, event_id, bytes(body)) for seq, event_id, body in rows]
 
-    def _wake_followers(self) -> None:
+    def _wake_all(self) -> None:
         for loop, changed in self._followers:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(changed.set)

@@ -1,0 +1,49 @@
+"""The app factory."""
+
+from collections.abc import Sequence
+
+from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
+
+from appliance import __version__
+from appliance.api import chat, errors, event_views, views
+from appliance.api.access import AccessGuard, check_binding
+from appliance.api.services import ApiLimits, Cameras, EngineClient, QueueStatusReader, Services
+from appliance.events import EventStore
+from appliance.settings import ServerSettings
+
+
+def create_app(
+    engine: EngineClient,
+    events: EventStore,
+    cameras: Cameras,
+    settings: ServerSettings,
+    *,
+    queue_status: QueueStatusReader | None = None,
+    model_name: str | None = None,
+    aliases: Sequence[str] = (),
+    limits: ApiLimits | None = None,
+) -> FastAPI:
+    """The HTTP API over its collaborators, which stay the caller's to start and close.
+
+    The model is served as `model_name` (None: the last part of a folder, or the hub name) and under
+    `aliases`. Raises `UnsafeBindingError` when `settings` would open it to a network without a key.
+    """
+    check_binding(settings)
+    # why: FastAPI's own documentation pages load their scripts from elsewhere
+    app = FastAPI(title="Vision appliance", version=__version__, docs_url=None, redoc_url=None)
+    app.state.services = Services(
+        engine,
+        events,
+        cameras,
+        queue_status=queue_status,
+        model_name=model_name,
+        aliases=aliases,
+        limits=limits or ApiLimits(),
+    )
+    errors.install(app)
+    for part in (chat, event_views, views):
+        app.include_router(part.router)
+    app.mount("/assets", StaticFiles(directory=views.ASSETS), name="assets")
+    app.add_middleware(AccessGuard, settings=settings)
+    return app

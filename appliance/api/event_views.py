@@ -1,0 +1,132 @@
+"""`/v1/events`: what was described, as a list or as a stream that goes on."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from starlette.requests import Request
+
+from appliance.api.errors import bad_request, not_found
+from appliance.api.services import Services, services_of
+from appliance.api.streams import KEEP_ALIVE, ClientGoneError, ClientWatch, EventStreamResponse, event_bytes
+from appliance.events import EventFilter, StoredEvent
+
+router = APIRouter()
+
+_MAX_LIMIT = 1000
+_KEEP_ALIVE_S = 15.0
+_BATCH = 100
+_RECONNECT_AFTER = b"retry: 2000\n\n"
+_SNAPSHOT_HEADERS = {"Cache-Control": "private, max-age=3600"}
+
+
+@router.get("/v1/events")
+async def list_events(
+    request: Request,
+    camera: str | None = None,
+    label: str | None = None,
+    since: str | None = None,
+    limit: Annotated[int | None, Query(ge=1, le=_MAX_LIMIT)] = None,
+) -> Response:
+    """Events, newest first: at most `limit` (100), of a camera, a label, captured at or after `since`.
+
+    `since` is unix seconds or ISO 8601 (UTC unless it says otherwise). With `Accept: text/event-stream`
+    it is a stream without end, oldest first: what follows `Last-Event-ID`, else the newest `limit` or
+    everything `since` when one of them is given, then what is new.
+    """
+    services = services_of(request)
+    wanted = EventFilter(camera, label, _parse_time(since))
+    if "text/event-stream" not in request.headers.get("accept", ""):
+        events = await asyncio.to_thread(services.events.newest, wanted, limit or 100)
+        return Response(_list_body(events), media_type="application/json")
+    num_past = limit or (_MAX_LIMIT if since else 0)
+    past, seq = await _past(request.headers.get("last-event-id"), services, wanted, num_past)
+    resources = AsyncExitStack()
+    watch = await resources.enter_async_context(ClientWatch(request.receive))
+    return EventStreamResponse(_follow(services, wanted, past, seq, watch), resources)
+
+
+@router.get("/v1/events/{event_id:path}/snapshot.jpg")
+async def get_snapshot(request: Request, event_id: str) -> Response:
+    """The picture that an event describes, or 404 when it is not kept (any longer)."""
+    jpeg = await asyncio.to_thread(services_of(request).events.snapshot, event_id)
+    if jpeg is None:
+        raise not_found(f"there is no snapshot of an event '{event_id}'", code="event_not_found")
+    return Response(jpeg, media_type="image/jpeg", headers=_SNAPSHOT_HEADERS)
+
+
+@router.get("/v1/events/{event_id:path}")
+async def get_event(request: Request, event_id: str) -> Response:
+    """One event, or 404."""
+    event = await asyncio.to_thread(services_of(request).events.find, event_id)
+    if event is None:
+        raise not_found(f"there is no event '{event_id}'", code="event_not_found")
+    return Response(event.body, media_type="application/json")
+
+
+def _list_body(events: list[StoredEvent]) -> bytes:
+    bodies = [msgspec.Raw(event.body) for event in events]
+    return msgspec.json.encode({"object": "list", "data": bodies})
+
+
+def _parse_time(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text)
+            seconds = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            seconds = math.nan
+    if not math.isfinite(seconds):
+        raise bad_request(
+            "since: has to be unix seconds or ISO 8601 such as 2025-01-31T12:00:00Z", param="since"
+        )
+    return seconds
+
+
+async def _past(
+    last_event_id: str | None, services: Services, wanted: EventFilter, num_past: int
+) -> tuple[list[StoredEvent], int]:
+    """The events that a stream starts with, oldest first, and the number to go on from."""
+    if last_event_id is not None:
+        if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
+            raise bad_request("Last-Event-ID: has to be the id of an earlier event of this stream")
+        return [], int(last_event_id)
+    seq = await asyncio.to_thread(services.events.last_seq)
+    if num_past == 0:
+        return [], seq
+    past = (await asyncio.to_thread(services.events.newest, wanted, num_past))[::-1]
+    return past, max(seq, past[-1].seq) if past else seq
+
+
+async def _follow(
+    services: Services, wanted: EventFilter, past: list[StoredEvent], seq: int, watch: ClientWatch
+) -> AsyncIterator[bytes]:
+    """`past`, then everything behind `seq` as it comes, until the client or the server goes."""
+    store = services.events
+    yield _RECONNECT_AFTER
+    with store.changes() as changed:
+        batch = past
+        while not services.is_stopping:
+            for event in batch:
+                yield event_bytes(event.body, event_id=event.seq)
+                seq = max(seq, event.seq)
+            changed.clear()
+            batch = await asyncio.to_thread(store.after, seq, wanted, _BATCH)
+            if batch:
+                continue
+            try:
+                await watch.race(asyncio.wait_for(changed.wait(), _KEEP_ALIVE_S))
+            except TimeoutError:
+                yield KEEP_ALIVE
+            except ClientGoneError:
+                return

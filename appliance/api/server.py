@@ -1,0 +1,42 @@
+"""The server that carries the app."""
+
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from appliance.settings import ServerSettings
+
+_SHUTDOWN_TIMEOUT_S = 5
+
+
+class ApiServer(uvicorn.Server):
+    """Uvicorn for an app of `create_app`; `await server.serve()` runs until a signal or `should_exit`.
+
+    At shutdown event streams end at once, chats get five seconds.
+    """
+
+    def __init__(self, app: FastAPI, settings: ServerSettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
+            )
+        )
+        self._app = app
+
+    @property
+    def url(self) -> str:
+        """Where the server listens, once `started`; with port 0 it is known only then."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by `serve` at its end."""
+        self._app.state.services.stop()
+        await super().shutdown(sockets)

@@ -1,0 +1,141 @@
+"""What the handlers of one app share: its collaborators, its limits, its running chats."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import anyio
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+
+from appliance.api.errors import not_found, unavailable
+from appliance.events import EventStore
+from appliance.images import ImageLimits
+from appliance.jobs import CameraStatus
+from queues.types import QueueStatus
+from vlm_engine import GenerationRequest, TokenEvent
+
+T = TypeVar("T")
+QueueStatusReader = Callable[[], Awaitable[QueueStatus]]
+
+
+class EngineClient(Protocol):
+    """The engine as the API sees it: in this process or behind a socket."""
+
+    @property
+    def model_name(self) -> str:
+        """What the model was loaded from: a folder or a hub name."""
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why requests do not move, or None."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        """An asynchronous generator of events; it refuses before the first, closing it aborts the request."""
+
+
+class Cameras(Protocol):
+    """The configured cameras as the API sees them."""
+
+    async def statuses(self) -> Sequence[CameraStatus]:
+        """How every camera is doing."""
+
+    async def frame(self, name: str) -> bytes | None:
+        """A camera's newest frame as JPEG; None when there is no such camera or no frame yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """How much one client, and all of them together, may ask for.
+
+    `max_chats` run or wait at once, beyond it they get a 503 before their body is read; `max_decodes`
+    requests are parsed and their images decoded at once, in threads. A body that takes longer than
+    `body_timeout_s` to arrive is given up, so that slow senders cannot hold all places.
+    """
+
+    max_chats: int = 64
+    max_decodes: int = 4
+    max_body_bytes: int = 32 * 2**20
+    body_timeout_s: float = 60.0
+    max_images: int = 16
+    image: ImageLimits = field(default_factory=ImageLimits)
+
+
+class Services:
+    """One app's collaborators; `request.app.state.services` for the handlers."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        events: EventStore,
+        cameras: Cameras,
+        *,
+        queue_status: QueueStatusReader | None,
+        model_name: str | None,
+        aliases: Sequence[str],
+        limits: ApiLimits,
+    ) -> None:
+        self.engine = engine
+        self.events = events
+        self.cameras = cameras
+        self.queue_status = queue_status
+        self.limits = limits
+        self.model_names = (model_name or _served_name(engine.model_name), *aliases)
+        self.started_at = int(time.time())
+        self.num_chats = 0
+        self.is_stopping = False
+        self._decode_slots = anyio.CapacityLimiter(limits.max_decodes)
+
+    def check_model(self, name: str) -> None:
+        """Raises `ApiError` (404) when no model is served under `name`."""
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise not_found(
+                f"the model '{name}' is not served here; there is {served}", code="model_not_found"
+            )
+
+    @contextmanager
+    def chat_slot(self) -> Iterator[None]:
+        """A place among the running chats; raises `ApiError` (503) at once when all are taken."""
+        if self.num_chats >= self.limits.max_chats:
+            raise unavailable(f"all {self.limits.max_chats} places for chats are taken", code="overloaded")
+        self.num_chats += 1
+        try:
+            yield
+        finally:
+            self.num_chats -= 1
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run what would hold up the event loop; at most `max_decodes` at once."""
+        return await run_sync(function, limiter=self._decode_slots)
+
+    async def camera_frame(self, name: str) -> bytes:
+        """A camera's newest JPEG; raises `ApiError`: 404 for an unknown camera, 503 without a frame yet."""
+        jpeg = await self.cameras.frame(name)
+        if jpeg is not None:
+            return jpeg
+        names = [status.name for status in await self.cameras.statuses()]
+        if name in names:
+            raise unavailable(f"the camera '{name}' has no frame yet", code="camera_not_ready")
+        known = ", ".join(sorted(names)) or "none"
+        raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+
+    def stop(self) -> None:
+        """End all event streams, so that the server can shut down; chats run to their end."""
+        self.is_stopping = True
+        self.events.wake_followers()
+
+
+def services_of(request: Request) -> Services:
+    """The services of the app that answers `request`."""
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+def _served_name(model: str) -> str:
+    # why: where a model lies on this machine is nobody's business
+    return Path(model).name if Path(model).is_dir() else model

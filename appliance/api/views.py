@@ -1,0 +1,132 @@
+"""What can be looked at: models, health, cameras, and the status page."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from dataclasses import asdict
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.requests import Request
+
+from appliance.api.errors import not_found
+from appliance.api.services import Services, services_of
+from appliance.jobs import CameraStatus
+
+T = TypeVar("T")
+
+ASSETS = Path(__file__).parent.parent / "assets"
+_HEALTH_TIMEOUT_S = 2.0
+# why: the page shows what a model wrote about what a camera saw; nothing of that may ever run
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-cache",
+}
+_NO_STORE = {"Cache-Control": "no-store"}
+
+logger = logging.getLogger(__name__)
+router = APIRouter()
+
+
+@router.get("/")
+async def get_page() -> Response:
+    """The status page; it asks for the API key by itself when there is one."""
+    return FileResponse(ASSETS / "index.html", headers=_PAGE_HEADERS)
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """The served model, then its other names."""
+    services = services_of(request)
+    return {"object": "list", "data": [_model(name, services) for name in services.model_names]}
+
+
+@router.get("/v1/models/{name:path}")
+async def get_model(request: Request, name: str) -> dict[str, Any]:
+    """One served model, or 404."""
+    services = services_of(request)
+    services.check_model(name)
+    return _model(name, services)
+
+
+@router.get("/health")
+async def get_health(request: Request) -> Response:
+    """200 when the engine answers, else 503 with the reason; queue and cameras are told, but do not decide.
+
+    Whoever has no API key where one is needed gets the status only.
+    """
+    services = services_of(request)
+    reason = services.engine.unhealthy_reason
+    queue, cameras = await asyncio.gather(_queue_health(services), _camera_health(services))
+    is_degraded = "error" in queue or "error" in cameras
+    status = "unhealthy" if reason else "degraded" if is_degraded else "ok"
+    health: dict[str, Any] = {"status": status}
+    if request.scope["state"]["is_trusted"]:
+        engine = {"status": "unhealthy" if reason else "ok", "model": services.model_names[0]}
+        health |= {
+            "engine": engine | ({"reason": reason} if reason else {}),
+            "queue": queue,
+            "cameras": cameras,
+        }
+    code = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+    return JSONResponse(health, code, _NO_STORE)
+
+
+@router.get("/v1/cameras")
+async def list_cameras(request: Request) -> dict[str, Any]:
+    """How every camera is doing, without its address."""
+    statuses = await services_of(request).cameras.statuses()
+    return {"object": "list", "data": [_camera(status) for status in statuses]}
+
+
+@router.get("/v1/cameras/{name}/frame.jpg")
+async def get_frame(request: Request, name: str) -> Response:
+    """A camera's newest frame; 404 for an unknown camera, 503 while it has none yet."""
+    jpeg = await services_of(request).camera_frame(name)
+    return Response(jpeg, media_type="image/jpeg", headers=_NO_STORE)
+
+
+@router.api_route("/v1/responses", methods=["POST"])
+async def create_response() -> None:
+    """Refused with a hint: OpenAI's newer API is not spoken here."""
+    raise not_found("the Responses API is not served here: use chat completions, POST /v1/chat/completions")
+
+
+def _model(name: str, services: Services) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": services.started_at,
+        "owned_by": "vision-appliance",
+        "root": services.model_names[0],
+    }
+
+
+def _camera(status: CameraStatus) -> dict[str, Any]:
+    # why: `error` may repeat the camera's URL with its password
+    return {name: getattr(status, name) for name in status.__struct_fields__ if name != "error"}
+
+
+async def _queue_health(services: Services) -> dict[str, Any]:
+    if services.queue_status is None:
+        return {"status": "none"}
+    status = await _within_time(services.queue_status(), "queue")
+    return {"error": "does not answer"} if status is None else {"status": "ok"} | asdict(status)
+
+
+async def _camera_health(services: Services) -> dict[str, Any]:
+    statuses = await _within_time(services.cameras.statuses(), "cameras")
+    return {"error": "unknown"} if statuses is None else {status.name: status.state for status in statuses}
+
+
+async def _within_time(answer: Awaitable[T], what: str) -> T | None:
+    """The answer, or None: whatever is broken, `/health` says so and does not break with it."""
+    try:
+        return await asyncio.wait_for(answer, _HEALTH_TIMEOUT_S)
+    except Exception as error:
+        logger.warning("health of the %s is unknown: %r", what, error)
+        return None

@@ -1,0 +1,297 @@
+"use strict";
+
+const KEY = "appliance-api-key";
+const MAX_ROWS = 50;
+const FRAME_EVERY_MS = 1000;
+const STATUS_EVERY_MS = 3000;
+const MAX_TOKENS = 256;
+
+const byId = (id) => document.getElementById(id);
+const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+const cards = new Map();
+let model = null;
+let history = [];
+let asking = null;
+
+// Everything that a camera, a model or a server wrote goes to the page as textContent, never as HTML.
+
+function headers(more = {}) {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { Authorization: `Bearer ${key}`, ...more } : more;
+}
+
+async function call(path, options = {}) {
+  const response = await fetch(path, { ...options, headers: headers(options.headers) });
+  if (response.status === 401) {
+    await askForKey();
+    return call(path, options);
+  }
+  return response;
+}
+
+let keyAsked = null;
+function askForKey() {
+  keyAsked ??= new Promise((done) => {
+    const dialog = byId("key-dialog");
+    dialog.addEventListener("close", () => {
+      sessionStorage.setItem(KEY, byId("key").value.trim());
+      keyAsked = null;
+      done();
+    }, { once: true });
+    dialog.showModal();
+  });
+  return keyAsked;
+}
+
+async function errorText(response) {
+  try {
+    return (await response.json()).error.message;
+  } catch {
+    return `the server answered ${response.status}`;
+  }
+}
+
+// One server-sent event after the other; the last id seen is kept in `state` for resuming.
+async function* serverEvents(response, state = {}) {
+  const decoder = new TextDecoder();
+  const reader = response.body.getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += decoder.decode(value, { stream: true });
+    const blocks = text.split("\n\n");
+    text = blocks.pop();
+    for (const block of blocks) {
+      for (const line of block.split("\n")) {
+        if (line.startsWith("id: ")) state.lastId = line.slice(4);
+        if (line.startsWith("data: ")) yield line.slice(6);
+      }
+    }
+  }
+}
+
+// -- cameras ------------------------------------------------------------------------------------
+
+function cardOf(name) {
+  if (!cards.has(name)) {
+    const card = byId("camera-card").content.firstElementChild.cloneNode(true);
+    card.querySelector("strong").textContent = name;
+    card.querySelector("img").alt = `newest frame of ${name}`;
+    if (cards.size === 0) byId("cameras").replaceChildren();
+    byId("cameras").append(card);
+    byId("look").add(new Option(`camera ${name}`, name));
+    cards.set(name, card);
+  }
+  return cards.get(name);
+}
+
+async function showImage(image, path) {
+  const response = await call(path);
+  if (!response.ok) return;
+  const old = image.src;
+  image.src = URL.createObjectURL(await response.blob());
+  if (old.startsWith("blob:")) URL.revokeObjectURL(old);
+}
+
+async function followStatus() {
+  for (;;) {
+    try {
+      const health = await (await call("health")).json();
+      setHealth(health.status, health.engine?.reason);
+      if (model === null) {
+        model = (await (await call("v1/models")).json()).data[0].id;
+        byId("model").textContent = model;
+      }
+      for (const camera of (await (await call("v1/cameras")).json()).data) {
+        const fps = camera.fps ? `, ${camera.fps.toFixed(1)} frames/s` : "";
+        cardOf(camera.name).querySelector(".quiet").textContent = `${camera.state}${fps}`;
+      }
+    } catch {
+      setHealth("not reachable");
+    }
+    await pause(STATUS_EVERY_MS);
+  }
+}
+
+function setHealth(status, reason) {
+  const health = byId("health");
+  health.textContent = reason ? `${status}: ${reason}` : status;
+  health.className = status === "ok" ? "ok" : "bad";
+}
+
+async function followFrames() {
+  for (;;) {
+    if (!document.hidden) {
+      const frames = [...cards].map(([name, card]) =>
+        showImage(card.querySelector("img"), `v1/cameras/${encodeURIComponent(name)}/frame.jpg`));
+      await Promise.allSettled(frames);
+    }
+    await pause(FRAME_EVERY_MS);
+  }
+}
+
+// -- descriptions -------------------------------------------------------------------------------
+
+async function followEvents() {
+  const state = {};
+  for (;;) {
+    try {
+      const resume = state.lastId ? { "Last-Event-ID": state.lastId } : {};
+      const response = await call(`v1/events?limit=${MAX_ROWS}`,
+        { headers: { Accept: "text/event-stream", ...resume } });
+      for await (const data of serverEvents(response, state)) showEvent(JSON.parse(data));
+    } catch {
+      // the status line tells that the server is away
+    }
+    await pause(2000);
+  }
+}
+
+function showEvent(event) {
+  const row = byId("event-row").content.firstElementChild.cloneNode(true);
+  const when = new Date(event.captured_at * 1000).toLocaleTimeString();
+  row.querySelector(".quiet").textContent = `${when} · ${event.camera} · ${event.label}`;
+  const text = row.querySelector("p");
+  text.textContent = event.description ?? `not described: ${event.error ?? "unknown error"}`;
+  text.classList.toggle("failed", event.description === null);
+  const image = row.querySelector("img");
+  image.addEventListener("load", () => { image.hidden = false; }, { once: true });
+  showImage(image, `v1/events/${encodeURIComponent(event.id)}/snapshot.jpg`).catch(() => {});
+  const rows = byId("events");
+  rows.prepend(row);
+  while (rows.children.length > MAX_ROWS) {
+    URL.revokeObjectURL(rows.lastElementChild.querySelector("img").src);
+    rows.lastElementChild.remove();
+  }
+  if (event.description !== null) cardOf(event.camera).querySelector("p").textContent = event.description;
+}
+
+// -- chat ---------------------------------------------------------------------------------------
+
+function addTurn(text, kind, picture) {
+  const turn = document.createElement("div");
+  turn.className = `turn ${kind}`;
+  if (picture) {
+    const image = document.createElement("img");
+    image.src = picture;
+    image.alt = "the picture that was sent";
+    turn.append(image);
+  }
+  turn.append(text);
+  if (history.length === 0 && kind === "mine") byId("talk").replaceChildren();
+  byId("talk").append(turn);
+  turn.scrollIntoView({ block: "end" });
+  return turn;
+}
+
+const asDataUri = (blob) => new Promise((done, failed) => {
+  const reader = new FileReader();
+  reader.onload = () => done(reader.result);
+  reader.onerror = () => failed(reader.error);
+  reader.readAsDataURL(blob);
+});
+
+// The picture is frozen when it is sent, so that the rest of the conversation is about the same one.
+async function chosenPicture() {
+  const file = byId("picture").files[0];
+  if (file) return asDataUri(file);
+  const camera = byId("look").value;
+  if (!camera) return null;
+  const response = await call(`v1/cameras/${encodeURIComponent(camera)}/frame.jpg`);
+  if (!response.ok) throw new Error(await errorText(response));
+  return asDataUri(await response.blob());
+}
+
+async function ask(question) {
+  const picture = await chosenPicture();
+  addTurn(question, "mine", picture);
+  const image = picture ? [{ type: "image_url", image_url: { url: picture } }] : [];
+  history.push({ role: "user", content: [...image, { type: "text", text: question }] });
+  byId("picture").value = "";
+  byId("picked").textContent = "";
+  const turn = addTurn("", "theirs");
+  const times = [performance.now()];
+  try {
+    await readAnswer(turn, times);
+    history.push({ role: "assistant", content: turn.textContent });
+  } catch (error) {
+    history.pop();
+    if (error.name === "AbortError") return;
+    turn.classList.add("failed");
+    turn.append(turn.textContent ? `\n${error.message}` : error.message);
+  }
+  showTimes(times);
+}
+
+async function readAnswer(turn, times) {
+  const response = await call("v1/chat/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ model, messages: history, stream: true, temperature: 0, max_tokens: MAX_TOKENS }),
+    signal: asking.signal,
+  });
+  if (!response.ok) throw new Error(await errorText(response));
+  for await (const data of serverEvents(response)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    const text = chunk.choices[0]?.delta.content;
+    if (!text) continue;
+    times.push(performance.now());
+    turn.append(text);
+    turn.scrollIntoView({ block: "end" });
+  }
+  throw new Error("the answer broke off");
+}
+
+function showTimes(times) {
+  if (times.length < 2) return;
+  const gaps = times.slice(2).map((time, i) => time - times[i + 1]).sort((a, b) => a - b);
+  const middle = gaps.length ? `, then every ${gaps[gaps.length >> 1].toFixed(0)} ms` : "";
+  const line = document.createElement("div");
+  line.className = "times";
+  line.textContent = `first text after ${(times[1] - times[0]).toFixed(0)} ms${middle}`;
+  byId("talk").append(line);
+  line.scrollIntoView({ block: "end" });
+}
+
+async function onSubmit(event) {
+  event.preventDefault();
+  if (asking) {
+    asking.abort();
+    return;
+  }
+  const question = byId("question").value.trim();
+  if (!question || model === null) return;
+  byId("question").value = "";
+  byId("send").textContent = "Stop";
+  asking = new AbortController();
+  try {
+    await ask(question);
+  } catch (error) {
+    addTurn(error.message, "failed");
+  }
+  asking = null;
+  byId("send").textContent = "Send";
+}
+
+byId("ask").addEventListener("submit", onSubmit);
+byId("question").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    byId("ask").requestSubmit();
+  }
+});
+byId("picture").addEventListener("change", () => {
+  byId("picked").textContent = byId("picture").files[0]?.name ?? "";
+});
+byId("fresh").addEventListener("click", () => {
+  asking?.abort();
+  history = [];
+  byId("talk").replaceChildren();
+});
+
+followStatus();
+followFrames();
+followEvents();
