@@ -28,15 +28,15 @@ class SourceError(VisionError):
     """A source of frames cannot be used."""
 
 
-class SourceNotFound(SourceError):  # noqa: N818
+class SourceNotFound(SourceError):
     """There is no file or folder at the given place, or a folder holds no pictures."""
 
 
-class SourceUnreadable(SourceError):  # noqa: N818
+class SourceUnreadable(SourceError):
     """The source exists but no frame can be read from it."""
 
 
-class SourceUnsupported(SourceError):  # noqa: N818
+class SourceUnsupported(SourceError):
     """The scheme, option or content of the source is not one that is known."""
 
 
@@ -44,19 +44,19 @@ class DetectorError(VisionError):
     """A detection model cannot be used."""
 
 
-class ModelNotFound(DetectorError):  # noqa: N818
+class ModelNotFound(DetectorError):
     """There is no model at the given path."""
 
 
-class ModelUnsupported(DetectorError):  # noqa: N818
+class ModelUnsupported(DetectorError):
     """The file is not a detection model, or its runtime is missing."""
 
 
-class ModelBroken(DetectorError):  # noqa: N818
+class ModelBroken(DetectorError):
     """The model loads but what it computes is unusable (NaN, or objects in an empty picture)."""
 
 
-class UnknownClass(DetectorError):  # noqa: N818
+class UnknownClass(DetectorError):
     """A class name was asked for that the model does not know.
 
     Attributes:
@@ -71,5 +71,5 @@ class UnknownClass(DetectorError):  # noqa: N818
         super().__init__(f"{where} has no class {names}. It knows: {', '.join(self.known)}.")
 
 
-class FrameRejected(VisionError):  # noqa: N818
+class FrameRejected(VisionError):
     """An array is not a picture: wrong rank, number of channels, or no pixels."""

@@ -1,0 +1,118 @@
+"""From frames of several cameras to what is worth describing: one batch, then each camera by itself."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from vision.detector import Detector
+from vision.errors import UnknownClass
+from vision.tracker import LOW_SCORE, Tracker, TrackerKind
+from vision.trigger import Trigger, TriggerConfig
+from vision.types import Detections, Frame, Observation
+
+
+@dataclass(frozen=True)
+class CameraConfig:
+    """How the frames of one camera are looked at.
+
+    Attributes:
+        name: the camera's name, as in `Frame.camera`.
+        frame_rate: frames a second that are processed; None where it is not known.
+        tracker: ``bytetrack`` or ``botsort``.
+        trigger: what is worth a description.
+        is_video: False for separate pictures: no tracking, no cooldown, each picture stands for itself.
+    """
+
+    name: str
+    frame_rate: float | None = None
+    tracker: TrackerKind = "bytetrack"
+    trigger: TriggerConfig = field(default_factory=TriggerConfig)
+    is_video: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FrameResult:
+    """What became of a frame.
+
+    Attributes:
+        frame: the frame.
+        detections: its tracked detections.
+        observation: set when it is to be described.
+    """
+
+    frame: Frame
+    detections: Detections
+    observation: Observation | None
+
+
+class Pipeline:
+    """One detector for several cameras, a tracker and a trigger for each.
+
+    Args:
+        detector: shared by all.
+        cameras: with different names.
+
+    Raises:
+        UnknownClass: a trigger wants a class that the detector does not give.
+        ValueError: two cameras of one name.
+    """
+
+    def __init__(self, detector: Detector, cameras: Sequence[CameraConfig]) -> None:
+        self._detector = detector
+        self._cameras = {config.name: _Camera(config, detector.config.conf) for config in cameras}
+        if len(self._cameras) < len(cameras):
+            raise ValueError("two cameras have the same name")
+        for config in cameras:
+            _check_labels(config, detector)
+
+    def process(self, frames: Sequence[Frame]) -> list[FrameResult]:
+        """Detect in all frames at once, then track and judge each with its camera.
+
+        Args:
+            frames: of any of the cameras, in order of time for each; sizes may differ.
+
+        Returns:
+            One result a frame, in the same order.
+
+        Raises:
+            KeyError: a frame of a camera that is not one of this pipeline's.
+        """
+        min_score = min(LOW_SCORE, self._detector.config.conf)
+        found = self._detector.detect([frame.image for frame in frames], min_score)
+        return [
+            self._cameras[frame.camera].process(frame, detections)
+            for frame, detections in zip(frames, found, strict=True)
+        ]
+
+    def reset(self, camera: str) -> None:
+        """Forget what was seen by one camera: its stream was away, or another recording begins."""
+        self._cameras[camera].reset()
+
+    def num_held_back(self, camera: str) -> dict[str, int]:
+        """Tracks of a camera that were worth no description of their own, by reason; see `Trigger`."""
+        return dict(self._cameras[camera].trigger.num_held_back)
+
+
+class _Camera:
+    """What is remembered of one camera."""
+
+    def __init__(self, config: CameraConfig, new_track_score: float) -> None:
+        self._is_video = config.is_video
+        self._tracker = Tracker(config.tracker, config.frame_rate or 10.0, new_track_score)
+        trigger = config.trigger if config.is_video else replace(config.trigger, cooldown_s=0.0, min_hits=1)
+        self.trigger = Trigger(trigger)
+
+    def process(self, frame: Frame, detections: Detections) -> FrameResult:
+        if not self._is_video:
+            self.reset()
+        tracked = self._tracker.update(detections, frame.image)
+        return FrameResult(frame, tracked, self.trigger.update(frame, tracked))
+
+    def reset(self) -> None:
+        self._tracker.reset()
+        self.trigger.reset()
+
+
+def _check_labels(config: CameraConfig, detector: Detector) -> None:
+    given = detector.config.classes or tuple(detector.names.values())
+    if unknown := [label for label in config.trigger.labels if label not in given]:
+        raise UnknownClass(unknown, given, f"the detector (for camera {config.name!r})")

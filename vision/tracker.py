@@ -1,0 +1,166 @@
+"""Which box of this frame is which of the last: the tracks of one camera, by ultralytics' trackers."""
+
+import itertools
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vision.types import Detections, Image
+from vision.ultralytics_quiet import import_ultralytics
+
+TrackerKind = Literal["bytetrack", "botsort"]
+
+LOW_SCORE = 0.1
+"""Detections from this score on carry a track on, but do not start one (ByteTrack's second association)."""
+
+LOST_S = 2.0
+"""A track that is out of sight for longer than this is over."""
+
+
+class Tracker:
+    """The tracks of one camera.
+
+    Ids rise from 1 and are never given twice, not after a `reset` either, so that (camera, track id) names
+    one track for as long as this object lives.
+
+    why: ultralytics' trackers do not look at classes, and the ghost of a table that was just lost takes over
+    the person who steps in front of it. So each class has a tracker of its own.
+
+    Args:
+        kind: ``bytetrack`` (motion only), or ``botsort`` (also follows the camera's own movement; slower).
+        frame_rate: frames a second that `update` is called with.
+        new_track_score: lowest score of a detection that starts a track.
+    """
+
+    def __init__(
+        self, kind: TrackerKind = "bytetrack", frame_rate: float = 10.0, new_track_score: float = 0.25
+    ) -> None:
+        import_ultralytics()
+        self._kind = kind
+        self._settings = _settings(frame_rate, new_track_score)
+        self._motion = _CameraMotion() if kind == "botsort" else None
+        self._new_ids = itertools.count(1)
+        self._by_class: dict[int, Any] = {}
+        self._ids: dict[tuple[int, int], int] = {}
+        self._shape: tuple[int, ...] | None = None
+
+    def update(self, detections: Detections, image: Image) -> Detections:
+        """Take the next frame and return those of its detections that belong to a track, with track ids.
+
+        Detections should come down to `LOW_SCORE`. A track shows from its second frame on, in the very first
+        frame at once. A change of the picture's size starts afresh.
+
+        Args:
+            detections: of this frame, not tracked.
+            image: the frame, ``[H, W, 3]``; only ``botsort`` looks at its pixels.
+        """
+        if self._shape not in (None, image.shape):
+            self.reset()
+        if self._motion:
+            self._motion.see(image, detections.boxes)
+        for class_id in sorted({*self._by_class, *detections.class_ids.tolist()}):
+            self._update_class(class_id, detections, image)
+        self._shape = image.shape
+        rows = self._rows_with_ids(detections)
+        self._forget()
+        found = np.array(sorted(rows), np.int64)
+        return detections[found].with_tracks(np.array([rows[row] for row in found.tolist()], np.int64))
+
+    def reset(self) -> None:
+        """Forget all tracks: for a new recording, or a stream that was away."""
+        self._by_class.clear()
+        self._ids.clear()
+        self._shape = None
+        if self._motion:
+            self._motion.reset()
+
+    @property
+    def num_tracks(self) -> int:
+        """Tracks in memory, in sight or lost."""
+        return sum(len(_tracks(tracker)) for tracker in self._by_class.values())
+
+    def _update_class(self, class_id: int, detections: Detections, image: Image) -> None:
+        if class_id not in self._by_class:
+            self._by_class[class_id] = self._build(detections)
+        rows = np.flatnonzero(detections.class_ids == class_id)
+        tracker = self._by_class[class_id]
+        tracker.update(_as_boxes(detections[rows], image.shape), image)
+        tracker.rows = rows
+
+    def _build(self, detections: Detections) -> Any:
+        from ultralytics.trackers import BOTSORT, BYTETracker
+
+        tracker = {"bytetrack": BYTETracker, "botsort": BOTSORT}[self._kind](self._settings)
+        if self._motion:
+            tracker.gmc = self._motion
+        if self._shape is not None:
+            # why: a tracker takes all of its first frame for confirmed; only the camera's first is to be so
+            tracker.update(_as_boxes(Detections.empty(detections.names), self._shape))
+        return tracker
+
+    def _rows_with_ids(self, detections: Detections) -> dict[int, int]:
+        rows: dict[int, int] = {}
+        for class_id, tracker in self._by_class.items():
+            for track in tracker.tracked_stracks:
+                # invariant: a track in this list that is confirmed was matched in this frame
+                if track.is_activated:
+                    key = (class_id, track.track_id)
+                    self._ids[key] = self._ids.get(key) or next(self._new_ids)
+                    rows[int(tracker.rows[int(track.idx)])] = self._ids[key]
+        return rows
+
+    def _forget(self) -> None:
+        self._by_class = {i: tracker for i, tracker in self._by_class.items() if _tracks(tracker)}
+        alive = {(i, track.track_id) for i, tracker in self._by_class.items() for track in _tracks(tracker)}
+        self._ids = {key: track_id for key, track_id in self._ids.items() if key in alive}
+
+
+class _CameraMotion:
+    """How the whole picture moved since the last frame: worked out once, for the trackers of all classes."""
+
+    method = "sparseOptFlow"
+
+    def __init__(self) -> None:
+        from ultralytics.trackers.utils.gmc import GMC
+
+        self._estimate = GMC(method=self.method)
+        self._warp = np.eye(2, 3)
+
+    def see(self, image: Image, boxes: NDArray[np.float32]) -> None:
+        self._warp = self._estimate.apply(image, boxes)
+
+    def apply(self, image: Image, boxes: NDArray[np.float32]) -> NDArray[Any]:
+        """Return the ``[2, 3]`` warp; the name and arguments are those that ultralytics' trackers call."""
+        return self._warp
+
+    def reset(self) -> None:
+        self._estimate.reset_params()
+
+
+def _tracks(tracker: Any) -> list[Any]:
+    return [*tracker.tracked_stracks, *tracker.lost_stracks]
+
+
+def _as_boxes(detections: Detections, shape: tuple[int, ...]) -> Any:
+    from ultralytics.engine.results import Boxes
+
+    columns = (detections.boxes, detections.scores, detections.class_ids.astype(np.float32))
+    return Boxes(np.column_stack(columns).astype(np.float32), shape[:2])
+
+
+def _settings(frame_rate: float, new_track_score: float) -> SimpleNamespace:
+    return SimpleNamespace(
+        track_high_thresh=new_track_score,
+        track_low_thresh=min(LOW_SCORE, new_track_score),
+        new_track_thresh=new_track_score,
+        track_buffer=max(round(LOST_S * frame_rate), 3),
+        match_thresh=0.8,
+        fuse_score=True,
+        gmc_method="none",
+        proximity_thresh=0.5,
+        appearance_thresh=0.8,
+        with_reid=False,
+        model="auto",
+    )
