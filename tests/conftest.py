@@ -3,12 +3,18 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
+
+# why: a busy machine is slow, not wrong.
+hypothesis.settings.register_profile("appliance", deadline=None)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=3000)
+hypothesis.settings.load_profile("appliance")
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ class _Matcher:
     def advance(self, char: str) -> bool:
         """Take the next character; returns whether the stop string is complete."""
         while self.num_matched and self._text[self.num_matched] != char:
-            self.num_matched = 0
+            self.num_matched = self._borders[self.num_matched - 1]
         self.num_matched += self._text[self.num_matched] == char
         return self.num_matched == self.length
 
