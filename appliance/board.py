@@ -80,14 +80,14 @@ class BoardReader:
         ]
 
     async def frame(self, camera: str) -> bytes | None:
-        """The camera's newest frame as JPEG, None when there is none; `KeyError` for an unknown name."""
+        """The camera's newest frame as JPEG; None when there is none yet, or no such camera."""
         if camera not in self.names:
-            raise KeyError(camera)
+            return None
         try:
-            value: bytes | None = await self._redis.get(frame_key(camera))
+            value = await self._redis.get(frame_key(camera))
         except (redis.RedisError, OSError):
             return None
-        return value
+        return value if isinstance(value, bytes) else None
 
     async def close(self) -> None:
         """Closes the connections."""

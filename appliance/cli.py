@@ -14,6 +14,8 @@ EXIT_PARTIAL = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
+Overrides = dict[str, dict[str, Any]]
+
 app = typer.Typer(
     help="Camera pipelines and chat on one vision-language engine.",
     no_args_is_help=True,
@@ -105,7 +107,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
     ] = None,
 ) -> None:
     """Run recorded video through detection, tracking and description, one source after the other."""
-    overrides = {
+    overrides: Overrides = {
         "detector": {"model": detector},
         "engine": {"model": vlm},
         "redis": {"url": redis},
@@ -135,7 +137,7 @@ def serve(
     redis: RedisOption = None,
 ) -> None:
     """Describe the configured cameras and answer chat over an OpenAI-compatible API, until Ctrl-C."""
-    overrides = {
+    overrides: Overrides = {
         "server": {"host": host, "port": port},
         "detector": {"model": detector},
         "engine": {"model": vlm},
@@ -199,7 +201,7 @@ def demo(
         run_demo(settings, seconds)
 
 
-def _settings(config: Path | None, overrides: dict[str, dict[str, Any]]) -> Any:
+def _settings(config: Path | None, overrides: Overrides) -> Any:
     from appliance.settings import load_settings
 
     given = {
@@ -224,9 +226,10 @@ def _readable_errors() -> Iterator[None]:
 
 def _expected_errors() -> tuple[type[Exception], ...]:
     from appliance.client import ClientError
+    from appliance.processes import ChildError
     from appliance.settings import SettingsError
     from queues.errors import QueueError
     from vision.errors import VisionError
     from vlm_engine.errors import EngineError
 
-    return (SettingsError, ClientError, QueueError, VisionError, EngineError)
+    return (SettingsError, ChildError, ClientError, QueueError, VisionError, EngineError)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from appliance.images import ImageRefused, image_from_bytes
+from appliance.images import ImageError, image_from_bytes
 from appliance.jobs import DescribeJob, Description, Timings, decode_job, encode_description
 from appliance.prompts import describe_messages, detection_line
 from queues.consumer import JobConsumer
@@ -58,7 +58,8 @@ def prompt_text(messages: list[dict[str, Any]]) -> str:
 class Describer:
     """Runs until cancelled; at most `concurrency` descriptions are with the engine at once.
 
-    `on_dead` gets a description without text for every job that was given up after its last delivery.
+    `on_settled` gets every outcome with the picture as JPEG: descriptions, errors, and what was given up
+    after its last delivery and lies among the dead letters.
     """
 
     def __init__(
@@ -68,14 +69,14 @@ class Describer:
         *,
         concurrency: int,
         max_tokens: int,
-        on_dead: Callable[[Description], None] = lambda description: None,
+        on_settled: Callable[[Description, bytes], object] = lambda description, jpeg: None,
     ) -> None:
         self.num_described = 0
         self.num_failed = 0
         self._consumer = consumer
         self._model = model
         self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-        self._on_dead = on_dead
+        self._on_settled = on_settled
         self._concurrency = concurrency
         self._running: set[asyncio.Task[None]] = set()
 
@@ -121,23 +122,29 @@ class Describer:
         except (DescribeError, EngineError) as error:
             await self._give_up(job, delivery, str(error))
             return
+        # why: whoever follows the results must not be told before this listener, who also gets the picture.
+        self._on_settled(description, job.image)
         if await self._consumer.finish(delivery, encode_description(description)):
-            self.num_described += description.error is None
-            self.num_failed += description.error is not None
+            self._count(description)
 
     async def _give_up(self, job: DescribeJob, delivery: Delivery, error: str) -> None:
         logger.warning("camera=%s job=%s was not described: %s", job.camera, job.job_id, error)
         is_last = delivery.times_delivered >= self._consumer.config.max_deliveries
         if not await self._consumer.fail(delivery, error) and is_last:
-            self.num_failed += 1
-            self._on_dead(Description.of(job, prompt=job.prompt, described_at=time.time(), error=error))
+            description = Description.of(job, prompt=job.prompt, described_at=time.time(), error=error)
+            self._count(description)
+            self._on_settled(description, job.image)
+
+    def _count(self, description: Description) -> None:
+        self.num_described += description.error is None
+        self.num_failed += description.error is not None
 
     async def _describe(self, job: DescribeJob, delivery: Delivery) -> Description:
         """The answer, with an error in place of the text when trying again cannot help."""
         try:
             image = await asyncio.to_thread(image_from_bytes, job.image)
-        except ImageRefused as error:
-            return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(error))
+        except ImageError as broken:
+            return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(broken))
         messages = prompt_of(job, image)
         text, error, timings = None, None, Timings(queue_ms=delivery.queue_ms)
         try:

@@ -21,9 +21,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     """One observation that is worth a sentence: the frame, what the detector saw in it, and what to ask.
 
-    `detections` has the keys of ultralytics' `Results.summary()` (name, class, confidence, box, track_id), boxes
-    in pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, maybe smaller.
-    `prompt` is the instruction, without the line of detections, which is made from `detections`.
+    `detections` has the keys of ultralytics' `Results.summary()` (name, class, confidence, box, track_id),
+    boxes in pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, maybe
+    smaller. `prompt` is the instruction, without the line of detections, which is made from `detections`.
     """
 
     job_id: str

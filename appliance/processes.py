@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+EXIT_UNUSABLE = 2
 STOP_TIMEOUT_S = 5.0
 BACK_OFF_S = (1.0, 2.0, 5.0, 15.0, 30.0)
 STABLE_AFTER_S = 60.0
@@ -26,6 +27,10 @@ def end_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:
         sys.exit(1)
+
+
+class ChildError(Exception):
+    """A child said that its settings cannot be used; starting it again would not help."""
 
 
 class Child:
@@ -85,13 +90,16 @@ class Supervisor:
         return self._child.pid
 
     async def run(self) -> None:
-        """Watches the child until cancelled. An exit code of 0 means that its work is done."""
+        """Watches the child until cancelled; raises `ChildError` when it exits with `EXIT_UNUSABLE`."""
         failures, loop = 0, asyncio.get_running_loop()
         started_at = loop.time()
-        while (code := self._child.exit_code) != 0:
+        while True:
+            code = self._child.exit_code
             if code is None:
                 await asyncio.sleep(0.2)
                 continue
+            if code == EXIT_UNUSABLE:
+                raise ChildError(f"{self._name}: its settings cannot be used")
             failures = 0 if loop.time() - started_at > STABLE_AFTER_S else failures
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
             logger.error("%s ended with code %s; starting it again in %.0f s", self._name, code, delay_s)

@@ -29,7 +29,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from queues.config import QueueConfig
-from vision.config import DetectorConfig
+from vision.detector import DetectorConfig
 from vlm_engine.config import EngineConfig
 
 MODELS_DIR = Path(__file__).parent / "models"
@@ -159,7 +159,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
 
     where = "settings" if path is None else str(path)
     try:
-        return Loaded(**(overrides or {}))
+        return Settings.model_construct(**dict(Loaded(**(overrides or {}))))
     except ValidationError as error:
         raise SettingsError("\n".join(f"{where}: {line}" for line in _explain(error))) from None
     except SourceError as error:

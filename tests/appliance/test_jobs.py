@@ -43,8 +43,10 @@ def test_a_job_survives_the_queue():
 
 
 def test_a_description_says_all_that_replay_promises():
-    spent = Timings(queue_ms=1, preprocess_ms=2, encode_ms=3, prefill_ms=4, decode_ms=5)
-    description = Description.of(job(), prompt="What?\n[image]", described_at=1e9 + 1, text="A person.", timings=spent)
+    times = {"queue_ms": 1, "preprocess_ms": 2, "encode_ms": 3, "prefill_ms": 4, "decode_ms": 5}
+    description = Description.of(
+        job(), prompt="What?\n[image]", described_at=1e9 + 1, text="A person.", timings=Timings(**times)
+    )
 
     line = json.loads(encode_description(description))
 
@@ -56,13 +58,14 @@ def test_a_description_says_all_that_replay_promises():
     assert line["prompt"] == "What?\n[image]"
     assert line["description"] == "A person."
     assert line["error"] is None
-    assert line["timings"] == {"queue_ms": 1, "preprocess_ms": 2, "encode_ms": 3, "prefill_ms": 4, "decode_ms": 5}
+    assert line["timings"] == times
     assert "image" not in line
 
 
 def test_an_error_leaves_the_description_null():
     """A8: the error's text stands in its own key."""
-    line = json.loads(encode_description(Description.of(job(), prompt="", described_at=0, error="out of memory")))
+    failed = Description.of(job(), prompt="", described_at=0, error="out of memory")
+    line = json.loads(encode_description(failed))
 
     assert line["description"] is None
     assert line["error"] == "out of memory"

@@ -1,0 +1,124 @@
+"""The vision half of `replay`: recordings through detection, tracking and trigger, in a thread of its own."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from appliance.observing import camera_config, make_job
+from appliance.recordings import Recording
+from appliance.settings import Settings
+from queues.errors import QueueFull
+from queues.producer import JobProducer
+from queues.types import Job
+from vision.detector import Detector
+from vision.errors import VisionError
+from vision.pipeline import FrameResult, Pipeline
+from vision.sources import FrameSource, open_source
+
+logger = logging.getLogger(__name__)
+
+PUT_TIMEOUT_S = 0.5
+
+
+@dataclass(slots=True)
+class PlayCounts:
+    """How far the player is; written by its thread, read by the display."""
+
+    recording: Recording | None = None
+    num_frames_of_recording: int = 0
+    num_frames: int = 0
+    num_lost: int = 0
+    num_detections: int = 0
+    num_jobs: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+class Player:
+    """Plays recordings one after the other, every frame; a full queue is waited for, nothing is dropped.
+
+    `on_result` sees every frame with its detections.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        detector: Detector,
+        producer: JobProducer,
+        *,
+        run_id: str,
+        realtime: bool,
+        on_result: Callable[[Recording, FrameResult], None] = lambda recording, result: None,
+    ) -> None:
+        self.counts = PlayCounts()
+        self._settings = settings
+        self._detector = detector
+        self._producer = producer
+        self._run_id = run_id
+        self._realtime = realtime
+        self._on_result = on_result
+        self._stop = threading.Event()
+
+    def play(self, recordings: Sequence[Recording]) -> None:
+        """Blocks until all are played or `stop` is called; one that fails on the way is noted."""
+        for recording in recordings:
+            if self._stop.is_set():
+                return
+            self.counts.recording, self.counts.num_frames_of_recording = recording, 0
+            try:
+                self._play_one(recording)
+            except VisionError as error:
+                logger.error("%s", error)
+                self.counts.failures.append(str(error))
+
+    def stop(self) -> None:
+        """Ends `play` after the frame in hand; from any thread."""
+        self._stop.set()
+
+    def _play_one(self, recording: Recording) -> None:
+        source = open_source(
+            recording.uri, camera=recording.name, realtime=self._realtime and recording.is_video
+        )
+        try:
+            self._play_source(recording, source)
+        finally:
+            self.counts.num_lost += source.num_lost
+            source.close()
+
+    def _play_source(self, recording: Recording, source: FrameSource) -> None:
+        camera = camera_config(
+            self._settings,
+            self._detector,
+            recording.name,
+            frame_rate=source.fps,
+            is_video=recording.is_video,
+        )
+        pipeline, counts = Pipeline(self._detector, [camera]), self.counts
+        for frame in source:
+            if self._stop.is_set():
+                return
+            (result,) = pipeline.process([frame])
+            counts.num_frames += 1
+            counts.num_frames_of_recording += 1
+            counts.num_detections += len(result.detections)
+            self._on_result(recording, result)
+            if result.observation is not None:
+                job_id = f"{self._run_id}-{recording.name}-{frame.index}"
+                self._put(
+                    make_job(
+                        result.observation,
+                        self._settings,
+                        job_id=job_id,
+                        source=recording.uri,
+                        is_live=False,
+                    )
+                )
+
+    def _put(self, job: Job) -> None:
+        """Queues a job, waiting as long as it takes for room."""
+        while not self._stop.is_set():
+            try:
+                self.counts.num_jobs += self._producer.put(job, timeout_s=PUT_TIMEOUT_S)
+            except QueueFull:
+                continue
+            return

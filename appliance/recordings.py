@@ -1,0 +1,69 @@
+"""What `replay` is asked to play: the command line's paths and addresses as a checked list."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vision.errors import SourceNotFound
+from vision.sources import open_source
+from vision.stills import IMAGE_SUFFIXES
+
+VIDEO_SUFFIXES = frozenset(
+    {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ts", ".webm", ".wmv"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One source to play: `uri` as `vision.open_source` takes it, under a name of its own.
+
+    `num_frames` is what the file claims, None when it is unknown or endless.
+    """
+
+    name: str
+    uri: str
+    is_video: bool
+    num_frames: int | None
+
+
+def find_recordings(sources: Sequence[str]) -> list[Recording]:
+    """Every video and picture that the `sources` mean, each opened once to see that it can be.
+
+    Raises a `vision.errors.SourceError` for the first that cannot.
+    """
+    found: list[Recording] = []
+    for uri in (uri for source in sources for uri in _expand(source)):
+        name = _unused_name(_plain_name(uri), {recording.name for recording in found})
+        source = open_source(uri, camera=name)
+        try:
+            found.append(Recording(name, uri, source.is_video, source.num_frames))
+        finally:
+            source.close()
+    return found
+
+
+def _expand(source: str) -> Iterator[str]:
+    folder = Path(source).expanduser()
+    if "://" in source or not folder.is_dir():
+        yield source
+        return
+    wanted = VIDEO_SUFFIXES | IMAGE_SUFFIXES
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in wanted and path.is_file())
+    if not files:
+        raise SourceNotFound(f"folder {folder} holds no video and no picture")
+    yield from map(str, files)
+
+
+def _plain_name(uri: str) -> str:
+    scheme, has_scheme, rest = uri.partition("://")
+    name = rest.partition("?")[0] if has_scheme and scheme != "file" else Path(uri).stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "source"
+
+
+def _unused_name(name: str, used: set[str]) -> str:
+    number = 2
+    unused = name
+    while unused in used:
+        unused, number = f"{name}-{number}", number + 1
+    return unused

@@ -1,0 +1,196 @@
+"""`appliance replay`: the whole job on recorded video, in one process, and every detection through Redis."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import redis.asyncio
+
+from appliance.describer import Describer
+from appliance.display import Display
+from appliance.jobs import Description, decode_description
+from appliance.output import DescriptionWriter
+from appliance.player import Player
+from appliance.recordings import Recording, find_recordings
+from appliance.saving import Saver
+from appliance.settings import Settings, SettingsError
+from appliance.tasks import run_beside
+from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
+from vision.detector import Detector
+from vlm_engine import AsyncEngine
+
+READ_BLOCK_MS = 200
+POLL_S = 0.1
+MISSING_AFTER_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What the command line said: what to play, how fast, and where the descriptions and pictures go."""
+
+    sources: tuple[str, ...]
+    realtime: bool = False
+    output: Path | None = None
+    save: Path | None = None
+
+
+def run_replay(settings: Settings, options: ReplayOptions) -> int:
+    """Plays all sources and describes what is worth it; the number of sources and descriptions that failed.
+
+    Raises `VisionError`, `EngineError`, `QueueError` or `SettingsError` when it cannot begin.
+    """
+    logging.basicConfig(level=logging.WARNING, format="appliance: %(message)s")
+    recordings = find_recordings(options.sources)
+    with ExitStack() as stack:
+        saver = Saver(_folder(options.save)) if options.save else None
+        writer = stack.enter_context(DescriptionWriter(options.output))
+        display = stack.enter_context(Display())
+        display.say("loading the detector")
+        detector = Detector(settings.detector)
+        url = settings.redis.url or stack.enter_context(EmbeddedServer()).url
+        run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
+        num_failed = asyncio.run(run.run(realtime=options.realtime))
+    if saver is not None:
+        saver.save(recordings)
+    return num_failed
+
+
+class Replay:
+    """One run: a player in a thread, the engine and the dispatcher in this loop, Redis between them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        recordings: Sequence[Recording],
+        detector: Detector,
+        redis_url: str,
+        *,
+        writer: DescriptionWriter,
+        display: Display,
+        saver: Saver | None,
+    ) -> None:
+        self._settings = settings
+        self._recordings = recordings
+        self._detector = detector
+        self._url = redis_url
+        self._writer = writer
+        self._display = display
+        self._saver = saver
+        self._run_id = uuid.uuid4().hex[:8]
+        self._settled: dict[str, Description] = {}
+
+    async def run(self, *, realtime: bool) -> int:
+        """Plays, describes and waits for the last description; the number of failures."""
+        queue = self._queue()
+        async with AsyncExitStack() as stack:
+            producer = stack.enter_context(JobProducer(self._url, queue))
+            player = self._player(producer, realtime=realtime)
+            self._display.say("loading the vision-language model")
+            engine = AsyncEngine(self._settings.engine)
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            stack.push_async_callback(self._forget, queue)
+            consumer = await stack.enter_async_context(JobConsumer(self._url, queue))
+            reader = await stack.enter_async_context(ResultReader(self._url, queue))
+            describer = Describer(
+                consumer,
+                engine,
+                concurrency=self._settings.describe.concurrency,
+                max_tokens=self._settings.describe.max_tokens,
+                on_settled=self._settle_dead,
+            )
+            await run_beside(
+                self._play(player, consumer),
+                describer.run(),
+                self._collect(reader),
+                self._display.follow(player.counts, describer, consumer),
+            )
+        return self._summarize(player)
+
+    def _queue(self) -> QueueConfig:
+        """A queue of this run's own, in which nothing is ever dropped."""
+        return replace(
+            self._settings.queue,
+            stream=f"{self._settings.queue.stream}:replay-{self._run_id}",
+            when_full="wait",
+        )
+
+    def _player(self, producer: JobProducer, *, realtime: bool) -> Player:
+        return Player(
+            self._settings,
+            self._detector,
+            producer,
+            run_id=self._run_id,
+            realtime=realtime,
+            on_result=self._saver.keep if self._saver else lambda recording, result: None,
+        )
+
+    async def _play(self, player: Player, consumer: JobConsumer) -> None:
+        playing = asyncio.ensure_future(asyncio.to_thread(player.play, self._recordings))
+        try:
+            await asyncio.shield(playing)
+        finally:
+            player.stop()
+            await asyncio.wait([playing])
+        await self._drain(player, consumer)
+
+    async def _drain(self, player: Player, consumer: JobConsumer) -> None:
+        """Waits for the last description; what the queue has lost sight of is not waited for."""
+        idle_since: float | None = None
+        while len(self._settled) < player.counts.num_jobs:
+            is_idle = (await consumer.status()).is_idle
+            idle_since = (idle_since or time.monotonic()) if is_idle else None
+            if idle_since is not None and time.monotonic() - idle_since > MISSING_AFTER_S:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _collect(self, reader: ResultReader) -> None:
+        last_id = "0-0"
+        while True:
+            for result in await reader.read(last_id, READ_BLOCK_MS):
+                last_id = result.entry_id
+                self._settle(decode_description(result.body))
+
+    def _settle_dead(self, description: Description, jpeg: bytes) -> None:
+        # why: dead letters never reach the stream of results; everything else is read from there.
+        if description.error is not None:
+            self._settle(description)
+
+    def _settle(self, description: Description) -> None:
+        if description.job_id in self._settled:
+            return
+        self._settled[description.job_id] = description
+        self._writer.write(description, self._display)
+        if self._saver is not None:
+            self._saver.describe(description)
+
+    async def _forget(self, queue: QueueConfig) -> None:
+        """Removes this run's keys from a Redis that others use too."""
+        async with redis.asyncio.Redis.from_url(self._url) as client:
+            await client.delete(*queue.keys)
+
+    def _summarize(self, player: Player) -> int:
+        counts = player.counts
+        num_described = sum(description.error is None for description in self._settled.values())
+        num_failed = counts.num_jobs - num_described
+        self._display.say(
+            f"{counts.num_frames} frames, {counts.num_detections} detections, {num_described} descriptions"
+            + (f", {num_failed} failed" if num_failed else "")
+            + (f", {counts.num_lost} damaged frames left out" if counts.num_lost else "")
+        )
+        return num_failed + len(counts.failures)
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{path}: cannot be made a folder: {error.strerror}: choose another --save"
+        ) from None
+    return path

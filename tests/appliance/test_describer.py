@@ -1,0 +1,279 @@
+"""The describe dispatcher against a real Valkey: what becomes a description, and what never does."""
+
+import asyncio
+import io
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from PIL import Image
+
+from appliance.describer import Describer, VisionLanguageModel
+from appliance.jobs import DescribeJob, Description, decode_description, encode_job
+from queues import EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig, ResultReader
+from vlm_engine import (
+    AsyncEngine,
+    EngineConfig,
+    EngineStopped,
+    GenerationRequest,
+    ImageRejected,
+    Timings,
+    TokenEvent,
+)
+
+BOX = {"x1": 0.0, "y1": 8.0, "x2": 32.0, "y2": 40.0}
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def server():
+    with EmbeddedServer() as server:
+        yield server
+
+
+_number = itertools.count()
+
+
+@pytest.fixture
+def queue() -> QueueConfig:
+    return QueueConfig(stream=f"describer-test-{next(_number)}", retry_delay_s=0.05, max_deliveries=2)
+
+
+def picture(color: str = "white") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (96, 64), color).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def job(job_id: str, *, image: bytes | None = None, expires_at: float | None = None) -> Job:
+    body = DescribeJob(
+        job_id=job_id,
+        camera="front",
+        source="front.mp4",
+        frame_index=3,
+        time_s=0.3,
+        captured_at=time.time(),
+        track_id=1,
+        label="person",
+        reason="new_track",
+        detections=[{"name": "person", "class": 0, "confidence": 0.9, "box": BOX, "track_id": 1}],
+        width=96,
+        height=64,
+        prompt="What is there?",
+        image=picture() if image is None else image,
+    )
+    return Job(job_id, "front", encode_job(body), time.time(), expires_at)
+
+
+Event = Callable[[str], TokenEvent]
+
+
+def says(text: str) -> Event:
+    timings = Timings(queue_ms=1, preprocess_ms=2, encode_ms=3, prefill_ms=4, decode_ms=5)
+    return lambda request_id: TokenEvent(request_id, text, finish_reason="stop", timings=timings)
+
+
+def ends(reason: str, error: str | None = None) -> Event:
+    return lambda request_id: TokenEvent(request_id, "half a sent", finish_reason=reason, error=error)  # type: ignore[arg-type]
+
+
+@dataclass
+class Scripted:
+    """A model that does what the test says: an event, or an exception, one a request; `always` by job id."""
+
+    script: list[Event | Exception]
+    always: dict[str, Event] = field(default_factory=dict)
+    model_name: str = "scripted"
+    delay_s: float = 0.0
+    num_running: int = 0
+    most_running: int = 0
+    requests: list[GenerationRequest] = field(default_factory=list)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        self.requests.append(request)
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        try:
+            await asyncio.sleep(self.delay_s)
+            answer = self.script.pop(0) if self.script else says("A person.")
+            answer = self.always.get(request.request_id.split("-")[1], answer)
+            if isinstance(answer, Exception):
+                raise answer
+            yield answer(request.request_id)
+        finally:
+            self.num_running -= 1
+
+
+async def describe(
+    server: EmbeddedServer,
+    queue: QueueConfig,
+    model: VisionLanguageModel,
+    jobs: list[Job],
+    concurrency: int = 2,
+) -> dict[str, Description]:
+    """Everything that was settled (as the listener and as readers of the results see it), by job id."""
+    settled: dict[str, Description] = {}
+    with JobProducer(server.url, queue) as producer:
+        for each in jobs:
+            producer.put(each)
+    async with JobConsumer(server.url, queue) as consumer, ResultReader(server.url, queue) as reader:
+        describer = Describer(
+            consumer,
+            model,
+            concurrency=concurrency,
+            max_tokens=8,
+            on_settled=lambda description, jpeg: settled.setdefault(description.job_id, description),
+        )
+        task = asyncio.create_task(describer.run())
+        deadline = time.monotonic() + WAIT_S
+        while not (await consumer.status()).is_idle and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        stored = {r.job_id: decode_description(r.body) for r in await reader.read("0-0", 50)}
+        status = await consumer.status()
+    assert status.is_idle
+    assert {name: settled[name] for name in stored} == stored
+    assert len(settled) - len(stored) == status.dead
+    return settled
+
+
+async def test_a_job_becomes_a_description(server, queue):
+    model = Scripted([says(" A person on the left. ")])
+
+    answer = (await describe(server, queue, model, [job("a")]))["a"]
+
+    assert answer.text == "A person on the left."
+    assert answer.error is None
+    assert answer.prompt == "What is there?\n[image]\nDetected: 1 person (left)."
+    assert answer.model == "scripted"
+    assert answer.timings.queue_ms > 1
+    assert (answer.timings.preprocess_ms, answer.timings.decode_ms) == (2, 5)
+    assert model.requests[0].priority == "background"
+    assert model.requests[0].sampling.max_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (says(""), "the model answered with an empty text"),
+        (says("  \n"), "the model answered with an empty text"),
+        (ends("expired"), "expired before the engine could start"),
+        (ImageRejected("the image is too large"), "the image is too large"),
+    ],
+)
+async def test_what_another_try_cannot_help_is_stored_as_an_error(server, queue, answer, error):
+    """A8: never the error's text as a description, and no second try."""
+    model = Scripted([answer])
+
+    settled = (await describe(server, queue, model, [job("a")]))["a"]
+
+    assert settled.text is None
+    assert settled.error == error
+    assert len(model.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "answer", [ends("error", "CUDA out of memory"), ends("cancelled"), EngineStopped("the engine is closed")]
+)
+async def test_a_fault_of_the_engine_is_tried_again(server, queue, answer):
+    """A8, Q3: half a sentence before a fault is not a description."""
+    model = Scripted([answer, says("A person.")])
+
+    settled = (await describe(server, queue, model, [job("a")]))["a"]
+
+    assert settled.text == "A person."
+    assert len({request.request_id for request in model.requests}) == 2
+
+
+async def test_a_fault_that_stays_ends_in_the_dead_letters_and_is_told(server, queue):
+    """Q3: the job that always fails holds nobody up."""
+    model = Scripted([], always={"bad": ends("error", "CUDA out of memory")})
+
+    settled = await describe(server, queue, model, [job("bad"), job("good")], concurrency=1)
+
+    assert settled["bad"].text is None
+    assert settled["bad"].error == "CUDA out of memory"
+    assert settled["good"].text == "A person."
+
+
+async def test_a_broken_picture_is_an_error_of_its_own(server, queue):
+    """I5: the picture is looked at like every other that comes from outside."""
+    model = Scripted([])
+
+    settled = await describe(server, queue, model, [job("cut", image=picture()[:-128]), job("good")])
+
+    assert settled["cut"].text is None
+    assert settled["cut"].error
+    assert settled["good"].text == "A person."
+    assert len(model.requests) == 1
+
+
+async def test_a_body_that_is_no_job_goes_to_the_dead_letters(server, queue):
+    with JobProducer(server.url, queue) as producer:
+        producer.put(Job("junk", "front", b"junk", time.time()))
+    async with JobConsumer(server.url, queue) as consumer:
+        task = asyncio.create_task(Describer(consumer, Scripted([]), concurrency=1, max_tokens=8).run())
+        deadline = time.monotonic() + WAIT_S
+        while not (await consumer.status()).dead and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        status = await consumer.status()
+
+    assert status.dead == 1
+    assert status.is_idle
+
+
+async def test_no_more_jobs_are_taken_than_the_engine_has_credits(server, queue):
+    model = Scripted([], delay_s=0.05)
+
+    settled = await describe(server, queue, model, [job(str(i)) for i in range(9)], concurrency=3)
+
+    assert len(settled) == 9
+    assert model.most_running == 3
+
+
+async def test_what_is_in_hand_at_the_end_goes_back_to_the_queue(server, queue):
+    """Q2, the polite half: a stopped dispatcher loses nothing."""
+    model = Scripted([], delay_s=60)
+    with JobProducer(server.url, queue) as producer:
+        producer.put(job("a"))
+    async with JobConsumer(server.url, queue) as consumer:
+        task = asyncio.create_task(Describer(consumer, model, concurrency=1, max_tokens=8).run())
+        while not model.num_running:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert model.num_running == 0
+
+    settled = await describe(server, queue, Scripted([]), [])
+
+    assert settled["a"].text == "A person."
+
+
+async def test_the_engines_deadline_is_the_jobs(server, queue):
+    model = Scripted([])
+
+    await describe(server, queue, model, [job("a", expires_at=time.time() + 20), job("b")])
+
+    deadlines = {r.request_id.split("-")[1]: r.expires_at for r in model.requests}
+    assert 10 < deadlines["a"] - time.monotonic() < 21
+    assert deadlines["b"] is None
+
+
+async def test_with_a_real_engine(server, queue, qwen3_vl_checkpoint):
+    config = EngineConfig(str(qwen3_vl_checkpoint), device="cpu", kv_cache_tokens=2048, num_threads=1)
+    engine = AsyncEngine(config)
+    await engine.start()
+    try:
+        settled = await describe(server, queue, engine, [job("a"), job("b", image=picture("red"))])
+        engine.engine.check_integrity()
+    finally:
+        await engine.close()
+
+    assert {name: bool(d.text) for name, d in settled.items()} == {"a": True, "b": True}
+    assert settled["a"].timings.prefill_ms > 0
+    assert settled["a"].timings.decode_ms > 0
