@@ -81,9 +81,11 @@ class _IncrementalText:
             char = values[num_broken:].decode()
         except UnicodeDecodeError:
             return broken
+        is_first = not self._window
         self._restart([*self._window, *self._byte_ids][-NUM_KEPT:])
         self._byte_ids = []
-        return broken + char
+        # why: a space that begins the text may be dropped by the tokenizer, also as a byte.
+        return broken + (self._decode() if is_first else char)
 
     def _flush_bytes(self, num_bytes: int | None = None) -> str:
         """Give up on waiting bytes, the first `num_bytes` of them or all: one replacement for each."""
