@@ -17,13 +17,22 @@ class EncoderCache:
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self._lengths: dict[bytes, int] = {}
+        self._num_left: dict[bytes, int] = {}
         self._holders: dict[bytes, set[str]] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()
         self._evicted: list[bytes] = []
 
     def __contains__(self, digest: bytes) -> bool:
-        """Whether the image is encoded, or will be by the plan being made."""
+        """Whether the image is encoded or on its way."""
         return digest in self._lengths
+
+    def num_left(self, digest: bytes) -> int | None:
+        """Slices still to run after the plan being made; None for an image that is not entered."""
+        return self._num_left.get(digest)
+
+    def is_ready(self, digest: bytes) -> bool:
+        """Whether the image is encoded, or will be by the plan being made."""
+        return self._num_left.get(digest) == 0
 
     @property
     def num_used(self) -> int:
@@ -39,19 +48,28 @@ class EncoderCache:
         """Tokens by which `num_held` grows when one more sequence holds the image."""
         return 0 if self._holders.get(digest) else length
 
-    def add(self, digest: bytes, length: int) -> None:
-        """Make room for an image and enter it, idle; the plan encodes it in the same step."""
+    def add(self, digest: bytes, length: int, num_slices: int) -> None:
+        """Make room for an image and enter it, idle, with all its slices to run."""
         assert digest not in self._lengths, "image entered twice"
         while self.num_used + length > self.num_tokens:
             self.drop(next(iter(self._idle)))
         self._lengths[digest] = length
+        self._num_left[digest] = num_slices
         self._holders[digest] = set()
         self._idle[digest] = None
+
+    def advance(self, digest: bytes, num_slices: int) -> None:
+        """Book slices that the plan runs."""
+        self._num_left[digest] -= num_slices
 
     def hold(self, digest: bytes, request_id: str) -> None:
         """Keep an entry until `request_id` has read it."""
         self._holders[digest].add(request_id)
         self._idle.pop(digest, None)
+
+    def is_held(self, digest: bytes, request_id: str) -> bool:
+        """Whether `request_id` holds the entry."""
+        return request_id in self._holders.get(digest, ())
 
     def release(self, digest: bytes, request_id: str) -> None:
         """Give up a hold; without one, nothing happens."""
@@ -63,10 +81,10 @@ class EncoderCache:
             self._idle[digest] = None
 
     def drop(self, digest: bytes) -> None:
-        """Remove an idle entry, for room or because its encoding failed."""
+        """Remove an entry, for room or because its encoding failed."""
         self._idle.pop(digest, None)
         if self._lengths.pop(digest, None) is not None:
-            del self._holders[digest]
+            del self._holders[digest], self._num_left[digest]
             self._evicted.append(digest)
 
     def take_evicted(self) -> tuple[bytes, ...]:

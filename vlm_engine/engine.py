@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from vlm_engine.block_pool import BlockPool
+from vlm_engine.budget import StaticBudget
 from vlm_engine.config import EngineConfig
 from vlm_engine.detokenizer import Detokenizer
 from vlm_engine.encoder_cache import EncoderCache
@@ -68,8 +69,8 @@ class Engine:
         self.scheduler = Scheduler(
             pool,
             EncoderCache(config.encoder_cache_tokens),
+            StaticBudget(config.max_num_batched_tokens),
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         spec = self.model.spec
@@ -218,6 +219,7 @@ class Engine:
         """Append a sampled token and tell what text it completes."""
         if sequence.first_token_s is None:
             sequence.first_token_s = now
+        sequence.last_token_s = now
         reason = sequence.append(token_id)
         text = self._texts[sequence.request_id]
         # why: the token that ends an answer is no part of its text
@@ -246,9 +248,9 @@ class Engine:
     def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """End the sequences of a plan whose step raised; the others go on."""
         events = []
-        for chunk in plan.chunks:
-            self.scheduler.finish(chunk.sequence, "error")
-            events.append(self._end(chunk.sequence, "error", error=f"{type(error).__name__}: {error}"))
+        for sequence in plan.sequences:
+            self.scheduler.finish(sequence, "error")
+            events.append(self._end(sequence, "error", error=f"{type(error).__name__}: {error}"))
         for item in plan.encodes:
             self.scheduler.encoder_cache.drop(item.image.digest)
         return events

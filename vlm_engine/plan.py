@@ -26,19 +26,26 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """An image to encode before the step's forward pass."""
+    """Encoder slices ``[first, last)`` of an image, to run before the step's forward pass."""
 
     sequence: Sequence
     image: Placeholder
+    first: int
+    last: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the image is encoded once they ran."""
+        return self.last == len(self.image.slices)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Chunks in the order of their importance, images to encode first, entries to free before.
+    """Chunks in the order of their importance, slices to encode first, entries to free before.
 
     Args:
         chunks: At most one for each sequence.
-        encodes: Images that the chunks read and that are not encoded yet.
+        encodes: Encoder slices; the images that chunks read are encoded once these ran.
         evicted: Digests whose embeddings the runner frees before it encodes.
         expired: Sequences that ended while waiting because their time had passed.
         stalled: Why running or waiting sequences got nothing, with counts.
@@ -56,6 +63,12 @@ class StepPlan:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """All sequences that the step works for, each once."""
+        all_of_them = [c.sequence for c in self.chunks] + [e.sequence for e in self.encodes]
+        return list({sequence.request_id: sequence for sequence in all_of_them}.values())
+
+    @property
     def is_empty(self) -> bool:
         """Whether the step has nothing to compute."""
-        return not self.chunks
+        return not self.chunks and not self.encodes

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from vlm_engine.batch import build_batch
 from vlm_engine.config import EngineConfig
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
-from vlm_engine.plan import StepPlan
+from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sampler import make_generator, sample
 from vlm_engine.sequence import Sequence
 
@@ -47,6 +48,7 @@ class ModelRunner:
         self._prompts: dict[str, PreparedPrompt] = {}
         self._generators: dict[str, torch.Generator | None] = {}
         self._features: dict[bytes, tuple[Tensor, ...]] = {}
+        self._encoding: dict[bytes, Any] = {}
 
     def add(self, sequence: Sequence, prompt: PreparedPrompt) -> None:
         """Keep what a sequence needs besides its tokens: positions, pixels, random state."""
@@ -62,12 +64,15 @@ class ModelRunner:
         """Free embeddings that the encoder cache dropped."""
         for digest in digests:
             self._features.pop(digest, None)
+            self._encoding.pop(digest, None)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Encode, run the forward pass, sample."""
         self.forget_images(plan.evicted)
         self._encode(plan)
+        if not plan.chunks:
+            return StepResult()
         device = self.model.spec.device
         batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
@@ -83,10 +88,20 @@ class ModelRunner:
     def _encode(self, plan: StepPlan) -> None:
         for item in plan.encodes:
             started = time.perf_counter()
-            image = self._prompts[item.sequence.request_id].images[item.image.index]
-            self._features[item.image.digest] = self.model.encode(image)
-            self.num_encoded += 1
+            self._encode_item(item)
             item.sequence.encode_s += time.perf_counter() - started
+
+    def _encode_item(self, item: EncodeItem) -> None:
+        image = self._prompts[item.sequence.request_id].images[item.image.index]
+        digest, encoder = item.image.digest, self.model.encoder
+        if not item.first:
+            self._encoding[digest] = encoder.start(image)
+        state = self._encoding[digest]
+        encoder.run(state, encoder.slices(image)[item.first : item.last])
+        if item.is_whole:
+            self._features[digest] = encoder.features(state)
+            del self._encoding[digest]
+            self.num_encoded += 1
 
 
 def _num_blocks(model: VisionLanguageModel, config: EngineConfig) -> int:

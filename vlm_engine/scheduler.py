@@ -10,18 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vlm_engine.block_pool import BlockPool, block_hash
+from vlm_engine.budget import StepBudget
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan
 from vlm_engine.request import FinishReason
-from vlm_engine.sequence import Sequence, Status
+from vlm_engine.sequence import Placeholder, Sequence, Status
 
 
 @dataclass(slots=True)
 class _Draft:
     """The plan while it is made."""
 
-    budget: int
-    encoder_budget: int
     chunks: list[Chunk] = field(default_factory=list)
     encodes: list[EncodeItem] = field(default_factory=list)
     stalled: Counter[str] = field(default_factory=Counter)
@@ -30,14 +29,13 @@ class _Draft:
 
 
 class Scheduler:
-    """Decides which tokens of which sequences the next step computes.
+    """Decides which tokens of which sequences, and which encoder slices, the next step computes.
 
     Args:
         pool: KV blocks.
         encoder_cache: Encoded images.
+        budget: How much fits into a step.
         max_num_seqs: Sequences that run at once.
-        max_num_batched_tokens: Tokens a step, decodes included.
-        max_encoder_tokens: Image tokens encoded in a step; one image is always allowed.
         enable_prefix_caching: Start sequences on blocks that hold the same content already.
     """
 
@@ -45,17 +43,15 @@ class Scheduler:
         self,
         pool: BlockPool,
         encoder_cache: EncoderCache,
+        budget: StepBudget,
         *,
         max_num_seqs: int = 16,
-        max_num_batched_tokens: int = 512,
-        max_encoder_tokens: int | None = None,
         enable_prefix_caching: bool = True,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
+        self.budget = budget
         self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_encoder_tokens = max_encoder_tokens or max_num_batched_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -77,13 +73,13 @@ class Scheduler:
         computes an image token before its image is encoded.
         """
         expired = self._expire(now)
-        draft = _Draft(self.max_num_batched_tokens, self.max_encoder_tokens)
-        self._fill(draft)
-        if not draft.chunks and self.running:
+        draft = _Draft()
+        self._fill(draft, now)
+        if not draft.planned and self.running:
             # why: all running sequences wait for each other's blocks; only giving some up helps
             self._preempt(max(self.running, key=_rank), draft)
-            self._fill(draft)
-        _mark_started(draft.chunks, now)
+            self._fill(draft, now)
+        self._mark_started(draft.planned, now)
         self.counts.update(draft.stalled)
         return StepPlan(
             tuple(draft.chunks),
@@ -120,71 +116,70 @@ class Scheduler:
 
     # -- one step -------------------------------------------------------------------------------
 
+    def _mark_started(self, planned: set[str], now: float) -> None:
+        for sequence in self.running:
+            if sequence.first_step_s is None and sequence.request_id in planned:
+                sequence.first_step_s = now
+
     def _expire(self, now: float) -> list[Sequence]:
         late = [s for s in self.waiting if s.request.expires_at is not None and s.request.expires_at <= now]
         for sequence in late:
             self.finish(sequence, "expired")
         return late
 
-    def _fill(self, draft: _Draft) -> None:
-        """Give out the budget in order of importance.
-
-        why: background decodes come after interactive prefill here but keep one token of the
-        budget each, so that memory is given out by importance and decodes still always step.
-        """
-        interactive = [s for s in self.running if s.is_interactive]
-        background = [s for s in self.running if not s.is_interactive]
-        reserved = min(sum(s.is_decoding for s in background), draft.budget - 1)
-        draft.budget -= reserved
-        self._extend_all(interactive, draft)
-        self._admit_all([s for s in self.waiting if s.is_interactive], draft)
-        draft.budget += reserved
-        self._extend_all(background, draft)
-        self._admit_all([s for s in self.waiting if not s.is_interactive], draft)
+    def _fill(self, draft: _Draft, now: float) -> None:
+        """Give out the budget in order of importance; memory follows the same order."""
+        self.budget.begin(self.running, now)
+        for is_interactive in (True, False):
+            self._extend_all([s for s in self.running if s.is_interactive == is_interactive], draft)
+            self._admit_all([s for s in self.waiting if s.is_interactive == is_interactive], draft)
 
     def _extend_all(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
         for sequence in sorted(sequences, key=lambda s: (not s.is_decoding, s.arrival_s)):
-            if sequence.status is Status.RUNNING and not self._extend(sequence, draft):
-                draft.stalled["budget" if draft.budget < 1 else "memory"] += 1
+            if sequence.status is Status.RUNNING:
+                draft.stalled.update(self._extend(sequence, draft))
 
     def _admit_all(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
         for sequence in sorted(sequences, key=lambda s: s.arrival_s):
             if sequence.request_id in draft.preempted:
                 continue
-            reason = self._admit(sequence, draft)
-            if reason:
-                draft.stalled[reason] += 1
+            stalls = self._admit(sequence, draft)
+            if sequence.status is Status.WAITING:
+                draft.stalled.update(stalls)
                 return
 
-    def _extend(self, sequence: Sequence, draft: _Draft) -> bool:
-        """Plan a chunk of a sequence; False when nothing fits."""
+    def _extend(self, sequence: Sequence, draft: _Draft) -> list[str]:
+        """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""
         start = sequence.num_computed_tokens
-        end = start + min(sequence.num_left, draft.budget)
-        end = self._clip_to_images(sequence, start, end, draft)
-        if end <= start or not self._reserve_blocks(sequence, end, draft):
-            return False
-        self._hold_images(sequence, start, end, draft)
-        draft.budget -= end - start
-        draft.planned.add(sequence.request_id)
-        draft.chunks.append(Chunk(sequence, start, end))
-        return True
+        reach = min(sequence.num_left, self.budget.max_num_batched_tokens)
+        stalls = self._encode_ahead(sequence, start, start + reach, draft)
+        num_tokens = self.budget.fit_tokens(sequence, reach)
+        end = self._clip_to_images(sequence, start, start + num_tokens)
+        if end > start and self._reserve_blocks(sequence, end, draft):
+            self.budget.spend_tokens(sequence, end - start)
+            draft.planned.add(sequence.request_id)
+            draft.chunks.append(Chunk(sequence, start, end))
+        elif end > start:
+            stalls.append("memory")
+        elif not num_tokens:
+            stalls.append("budget")
+        return [] if sequence.request_id in draft.planned else stalls
 
-    def _admit(self, sequence: Sequence, draft: _Draft) -> str | None:
+    def _admit(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Start a waiting sequence on its cached prefix; returns why it cannot start, if so."""
-        if draft.budget < 1:
-            return "budget"
         if len(self.running) >= self.max_num_seqs and not self._victims(sequence, draft):
-            return "slots"
+            return ["slots"]
         self._hold_prefix(sequence)
-        if not self._extend(sequence, draft):
+        stalls = self._extend(sequence, draft)
+        if sequence.request_id not in draft.planned:
             self._free(sequence)
-            return "memory"
+            return stalls
         while len(self.running) >= self.max_num_seqs:
             self._preempt(self._victims(sequence, draft)[-1], draft)
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        return None
+        return []
 
     def _hold_prefix(self, sequence: Sequence) -> None:
         # invariant: at least the newest token is computed, since its logits are wanted
@@ -200,32 +195,43 @@ class Scheduler:
 
     # -- images ---------------------------------------------------------------------------------
 
-    def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> int:
-        """Where a chunk from `start` must end so that all its images are or can be encoded."""
+    def _encode_ahead(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> list[str]:
+        """Plan slices of the images in reach, in order; returns what is in the way, if anything."""
         cache = self.encoder_cache
-        room = cache.num_tokens - cache.num_held
-        budget, num_encodes = draft.encoder_budget, len(draft.encodes)
         for image in sequence.images_between(start, end):
-            is_over = False
-            if image.digest not in cache:
-                is_over = image.length > budget and num_encodes > 0
-                budget -= image.length
-                num_encodes += 1
-            room -= cache.cost_to_hold(image.digest, image.length)
-            if is_over or room < 0:
-                draft.stalled["encoder_budget" if is_over else "encoder_cache"] += 1
+            if cache.cost_to_hold(image.digest, image.length) > cache.num_tokens - cache.num_held:
+                return ["encoder_cache"]
+            if cache.is_ready(image.digest):
+                cache.hold(image.digest, sequence.request_id)
+                continue
+            left = cache.num_left(image.digest)
+            done = 0 if left is None else len(image.slices) - left
+            count = self.budget.fit_slices(sequence, image, done)
+            if not count:
+                return ["encoder_budget"]
+            self._plan_slices(sequence, image, done, done + count, draft)
+            if not cache.is_ready(image.digest):
+                return []
+        return []
+
+    def _plan_slices(
+        self, sequence: Sequence, image: Placeholder, first: int, last: int, draft: _Draft
+    ) -> None:
+        if image.digest not in self.encoder_cache:
+            self.encoder_cache.add(image.digest, image.length, len(image.slices))
+        self.encoder_cache.hold(image.digest, sequence.request_id)
+        self.encoder_cache.advance(image.digest, last - first)
+        self.budget.spend_slices(sequence, image, first, last)
+        draft.encodes.append(EncodeItem(sequence, image, first, last))
+        draft.planned.add(sequence.request_id)
+
+    def _clip_to_images(self, sequence: Sequence, start: int, end: int) -> int:
+        """Where a chunk from `start` must end so that all its images are encoded and held."""
+        for image in sequence.images_between(start, end):
+            is_held = self.encoder_cache.is_held(image.digest, sequence.request_id)
+            if not (is_held and self.encoder_cache.is_ready(image.digest)):
                 return max(start, image.start)
         return end
-
-    def _hold_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> None:
-        images = sequence.images_between(start, end)
-        # why: first hold what is there, so that making room for the others cannot evict it
-        for image in sorted(images, key=lambda image: image.digest not in self.encoder_cache):
-            if image.digest not in self.encoder_cache:
-                self.encoder_cache.add(image.digest, image.length)
-                draft.encodes.append(EncodeItem(sequence, image))
-                draft.encoder_budget -= image.length
-            self.encoder_cache.hold(image.digest, sequence.request_id)
 
     def _release_images(self, sequence: Sequence, chunk: Chunk) -> None:
         unread = {image.digest for image in sequence.placeholders if image.end > chunk.end}
@@ -309,9 +315,3 @@ class Scheduler:
 def _rank(sequence: Sequence) -> tuple[bool, float]:
     """Order of importance: interactive first, then the older."""
     return not sequence.is_interactive, sequence.arrival_s
-
-
-def _mark_started(chunks: Iterable[Chunk], now: float) -> None:
-    for chunk in chunks:
-        if chunk.sequence.first_step_s is None:
-            chunk.sequence.first_step_s = now

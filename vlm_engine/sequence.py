@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from vlm_engine.cost_model import SliceWork
 from vlm_engine.request import FinishReason, GenerationRequest, Timings, Usage
 
 
@@ -15,12 +16,14 @@ class Placeholder:
         length: Number of image tokens.
         digest: Content hash of pixels, size and mode.
         index: Which image of the request it is.
+        slices: The encoder's work on it, in pieces that may run in different steps.
     """
 
     start: int
     length: int
     digest: bytes
     index: int = 0
+    slices: tuple[SliceWork, ...] = (SliceWork(num_slices=1),)
 
     @property
     def end(self) -> int:
@@ -67,6 +70,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     first_step_s: float | None = None
     first_token_s: float | None = None
+    last_token_s: float | None = None
     preprocess_s: float = 0.0
     encode_s: float = 0.0
 

@@ -4,6 +4,7 @@ import hashlib
 from itertools import count
 
 from vlm_engine.block_pool import BlockPool
+from vlm_engine.budget import StaticBudget
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import StepPlan
 from vlm_engine.request import GenerationRequest, Priority
@@ -53,7 +54,7 @@ def make_scheduler(
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_size)
     cache = EncoderCache(encoder_tokens)
-    return Scheduler(pool, cache, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+    return Scheduler(pool, cache, StaticBudget(budget), max_num_seqs=max_num_seqs)
 
 
 def finish_step(scheduler: Scheduler, plan: StepPlan) -> list[Sequence]:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, SamplingParams
 from vlm_engine.errors import ImageRejected, ModelLoadError, PromptTooLong, UnsupportedModel
@@ -165,18 +164,20 @@ def test_bad_messages_name_their_field(
 
 
 class Faulty:
-    """A model whose tower fails for images of one size."""
+    """Something of the model that fails for images of one size."""
 
-    def __init__(self, model: VisionLanguageModel) -> None:
-        self._model = model
+    def __init__(self, part: object) -> None:
+        self._part = part
+        if hasattr(part, "encoder"):
+            self.encoder = Faulty(part.encoder)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._model, name)
+        return getattr(self._part, name)
 
-    def encode(self, image: ImageInput) -> tuple[Tensor, ...]:
+    def start(self, image: ImageInput) -> object:
         if image.grid[1] > 6:
             raise torch.OutOfMemoryError("tower out of memory")
-        return self._model.encode(image)
+        return self._part.start(image)  # type: ignore[attr-defined]
 
 
 def test_a_fault_in_a_step_fails_its_plan_and_the_loop_goes_on(model: VisionLanguageModel) -> None:

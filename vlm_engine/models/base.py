@@ -87,17 +87,34 @@ class ImageRows:
     features: tuple[Tensor, ...]
 
 
+class ImageEncoder(Protocol):
+    """A vision tower that runs an image in slices."""
+
+    def slices(self, image: ImageInput) -> Sequence[Any]:
+        """The image's slices, in the order in which they must run."""
+
+    def start(self, image: ImageInput) -> Any:
+        """State of an image before its first slice."""
+
+    def run(self, state: Any, slices: Sequence[Any]) -> None:
+        """Run some slices, next in order."""
+
+    def features(self, state: Any) -> tuple[Tensor, ...]:
+        """After the last slice: ``[num_image_tokens, hidden]``, then the same for DeepStack."""
+
+
 class VisionLanguageModel(Protocol):
     """A loaded model of one family."""
 
     spec: ModelSpec
     tokenizer: Any
 
+    @property
+    def encoder(self) -> ImageEncoder:
+        """The vision tower."""
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation; raises `RequestError` on bad input."""
-
-    def encode(self, image: ImageInput) -> tuple[Tensor, ...]:
-        """Embeddings of one image: ``[num_image_tokens, hidden]``, then those for DeepStack."""
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, images: Sequence[ImageRows], paged: AttentionMetadata

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from vlm_engine.attention import AttentionMetadata
+from vlm_engine.cost_model import SliceWork
 from vlm_engine.errors import ImageRejected, RequestError
 from vlm_engine.models.base import ImageInput, ImageRows, ModelSpec, PreparedPrompt
 from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
+from vlm_engine.models.tower import QwenTower
 from vlm_engine.request import Message
 from vlm_engine.sequence import Placeholder
 
@@ -31,6 +33,7 @@ class QwenVL:
     def __init__(self, model: Any, processor: Any, spec: ModelSpec) -> None:
         self.spec = spec
         self.tokenizer = processor.tokenizer
+        self.encoder = QwenTower(model.model.visual, spec)
         self._processor = processor
         self._model = model
         self._image_token_id = int(model.config.image_token_id)
@@ -90,17 +93,13 @@ class QwenVL:
                 "user messages",
                 field="messages",
             )
-        lengths = [image.grid[0] * image.grid[1] * image.grid[2] // self._merge**2 for image in images]
-        rows = zip(starts, lengths, digests, range(len(images)), strict=True)
-        return tuple(Placeholder(*row) for row in rows)
+        return tuple(
+            Placeholder(start, len(image.pixels) // self._merge**2, digest, index, self._works(image))
+            for index, (start, image, digest) in enumerate(zip(starts, images, digests, strict=True))
+        )
 
-    @torch.inference_mode()
-    def encode(self, image: ImageInput) -> tuple[Tensor, ...]:
-        """See `VisionLanguageModel.encode`."""
-        pixels = image.pixels.to(self.spec.device, self.spec.dtype)
-        grid = torch.tensor([image.grid], device=self.spec.device)
-        output = self._model.model.visual(pixels, grid_thw=grid, return_dict=True)
-        return (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
+    def _works(self, image: ImageInput) -> tuple[SliceWork, ...]:
+        return tuple(part.work for part in self.encoder.slices(image))
 
     @torch.inference_mode()
     def forward(

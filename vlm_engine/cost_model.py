@@ -1,0 +1,187 @@
+"""How long a step will take, learned from the steps before: pure Python, a few microseconds a call.
+
+Linear models whose weights are learned online by recursive least squares with forgetting (Haykin,
+Adaptive Filter Theory, ch. 10). Weights are kept at or above zero: more work never takes less time.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FORGETTING = 0.995
+OUTLIER = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computes, as the model's features.
+
+    Args:
+        num_tokens: Tokens in the forward pass.
+        num_samples: Rows of the output layer.
+        num_context: Keys read by single-token queries, summed over sequences.
+        num_pairs: Query-key pairs of the longer chunks, summed over sequences.
+    """
+
+    num_tokens: int = 0
+    num_samples: int = 0
+    num_context: int = 0
+    num_pairs: int = 0
+
+    def features(self) -> tuple[float, ...]:
+        """Scaled so that typical values are near 1."""
+        return (
+            1.0,
+            self.num_tokens / 64,
+            self.num_samples / 8,
+            self.num_context / 4096,
+            self.num_pairs / 262144,
+        )
+
+    def __add__(self, other: "StepWork") -> "StepWork":
+        return StepWork(
+            self.num_tokens + other.num_tokens,
+            self.num_samples + other.num_samples,
+            self.num_context + other.num_context,
+            self.num_pairs + other.num_pairs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWork:
+    """What some encoder slices compute.
+
+    Args:
+        num_slices: Pieces that are started separately.
+        num_edge_rows: Rows that are embedded or merged.
+        num_key_rows: Rows whose queries, keys and values are computed.
+        num_rows: Rows that go through attention and MLP.
+        num_pairs: Query-key pairs of the attention.
+    """
+
+    num_slices: int = 0
+    num_edge_rows: int = 0
+    num_key_rows: int = 0
+    num_rows: int = 0
+    num_pairs: int = 0
+
+    def features(self) -> tuple[float, ...]:
+        """Scaled so that typical values are near 1."""
+        return (
+            self.num_slices / 4,
+            self.num_edge_rows / 2048,
+            self.num_key_rows / 2048,
+            self.num_rows / 1024,
+            self.num_pairs / 1048576,
+        )
+
+    def __add__(self, other: "SliceWork") -> "SliceWork":
+        return SliceWork(
+            self.num_slices + other.num_slices,
+            self.num_edge_rows + other.num_edge_rows,
+            self.num_key_rows + other.num_key_rows,
+            self.num_rows + other.num_rows,
+            self.num_pairs + other.num_pairs,
+        )
+
+
+class LinearModel:
+    """Non-negative linear prediction in milliseconds, learned online.
+
+    Args:
+        weights: Where learning starts, one a feature.
+        uncertainty: How little the start is trusted; larger learns faster at first.
+    """
+
+    def __init__(self, weights: Sequence[float], *, uncertainty: float = 100.0) -> None:
+        size = len(weights)
+        self.weights = list(weights)
+        self.num_learned = 0
+        self._covariance = [[uncertainty * (i == j) for j in range(size)] for i in range(size)]
+        self._errors: deque[float] = deque(maxlen=256)
+        self._relative: deque[float] = deque(maxlen=256)
+
+    def predict(self, features: Sequence[float]) -> float:
+        """Milliseconds."""
+        return sum(max(0.0, weight) * x for weight, x in zip(self.weights, features, strict=True))
+
+    @property
+    def residual_ms(self) -> float:
+        """By how much steps were longer than predicted, at the 90th percentile; at least 0."""
+        if not self._errors:
+            return 0.0
+        return max(0.0, sorted(self._errors)[int(0.9 * (len(self._errors) - 1))])
+
+    @property
+    def relative_error(self) -> float:
+        """Median of ``|measured - predicted| / measured`` over the last 256 steps."""
+        return sorted(self._relative)[len(self._relative) // 2] if self._relative else 0.0
+
+    def learn(self, features: Sequence[float], measured_ms: float) -> None:
+        """Book a measured step and move the weights towards it.
+
+        why: a step that the machine held up (another process, a page fault) says nothing of the
+        work, so what lies far above the prediction counts as an error but hardly moves a weight.
+        """
+        predicted = self.predict(features)
+        error = measured_ms - predicted
+        self._errors.append(error)
+        self._relative.append(abs(error) / max(measured_ms, 1e-3))
+        self.num_learned += 1
+        if self.num_learned > 32 and measured_ms > OUTLIER * max(predicted, 1.0):
+            error = (OUTLIER - 1) * max(predicted, 1.0) * 0.1
+        self._update(features, error, measured_ms)
+
+    def _update(self, features: Sequence[float], error: float, measured_ms: float) -> None:
+        """One step of recursive least squares, weighted so that relative errors count."""
+        weight = 1.0 / max(measured_ms, 1.0)
+        x = [value * weight for value in features]
+        px = [sum(p * v for p, v in zip(row, x, strict=True)) for row in self._covariance]
+        gain_scale = 1.0 / (FORGETTING + sum(v * p for v, p in zip(x, px, strict=True)))
+        gain = [value * gain_scale for value in px]
+        for i, g in enumerate(gain):
+            self.weights[i] = max(0.0, self.weights[i] + g * error * weight)
+        size = range(len(x))
+        # invariant: the covariance stays bounded, else forgetting without news would blow it up
+        self._covariance = [
+            [min((self._covariance[i][j] - gain[i] * px[j]) / FORGETTING, 1e6) for j in size] for i in size
+        ]
+
+
+class CostModel:
+    """Predicts steps and encoder slices of one model on one device.
+
+    Args:
+        step: Weights to start from, as `StepWork.features`; by default a slow device, so that the
+            first steps are short rather than late.
+        encoder: The same for `SliceWork.features`.
+    """
+
+    def __init__(
+        self,
+        step: Sequence[float] = (10.0, 40.0, 4.0, 4.0, 10.0),
+        encoder: Sequence[float] = (0.5, 10.0, 10.0, 30.0, 10.0),
+    ) -> None:
+        self.step = LinearModel(step)
+        self.encoder = LinearModel(encoder)
+
+    def step_ms(self, work: StepWork) -> float:
+        """Predicted milliseconds of a forward pass."""
+        return self.step.predict(work.features())
+
+    def slice_ms(self, work: SliceWork) -> float:
+        """Predicted milliseconds of some encoder slices."""
+        return self.encoder.predict(work.features())
+
+    def learn_step(self, work: StepWork, measured_ms: float) -> None:
+        """Learn from a forward pass that was measured alone."""
+        self.step.learn(work.features(), measured_ms)
+
+    def learn_slices(self, work: SliceWork, measured_ms: float) -> None:
+        """Learn from encoder slices that were measured alone."""
+        self.encoder.learn(work.features(), measured_ms)
+
+    @property
+    def residual_ms(self) -> float:
+        """What a plan keeps free because predictions err."""
+        return self.step.residual_ms + (self.encoder.residual_ms if self.encoder.num_learned else 0.0)

@@ -1,0 +1,243 @@
+"""The Qwen-VL vision towers, run slice by slice with the stock modules' weights.
+
+Exactly the stock tower in another order: rows are put into window order at the start, so that a
+range of rows is a range of memory, and each slice writes its rows in place.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
+
+from vlm_engine.models.base import ImageInput, ModelSpec
+from vlm_engine.slices import Slice, TowerLayout, cut, segments_between
+
+Grid = tuple[int, int, int]
+ROWS_ON_CPU = 512
+ROWS_ON_GPU = 65536
+
+
+@dataclass(slots=True, eq=False)
+class EncoderState:
+    """One image on its way through the tower.
+
+    Args:
+        layout: Tower and image.
+        pixels: ``[num_rows, patch_dim]`` in the order of the rows.
+        hidden: ``[num_rows, hidden]``, after the slices run so far.
+        cos: ``[num_rows, 1, head_dim]``, float32.
+        sin: As `cos`.
+        qkv: ``[3, num_rows, num_heads, head_dim]`` of the block at hand, rotated.
+        outputs: ``[num_tokens, out_hidden]`` for each merger, filled as it is run.
+        restore: Order of the tokens that undoes the window order, if there is one.
+        position_embeds: ``[num_rows, hidden]``, where the tower learns positions.
+    """
+
+    layout: TowerLayout
+    pixels: Tensor
+    hidden: Tensor
+    cos: Tensor
+    sin: Tensor
+    qkv: Tensor
+    outputs: list[Tensor] = field(default_factory=list)
+    restore: Tensor | None = None
+    position_embeds: Tensor | None = None
+
+
+class QwenTower:
+    """Runs a Qwen2.5-VL or Qwen3-VL tower in slices.
+
+    Args:
+        visual: The stock tower.
+        spec: The model's numbers.
+        rows_per_slice: About how many patches a slice has; a slice is the shortest time for which
+            a chat can be held up, and a larger one costs less in all.
+    """
+
+    def __init__(self, visual: Any, spec: ModelSpec, rows_per_slice: int | None = None) -> None:
+        self._visual = visual
+        self._spec = spec
+        size = rows_per_slice or (ROWS_ON_CPU if spec.device.type == "cpu" else ROWS_ON_GPU)
+        self._unit = int(visual.spatial_merge_size) ** 2
+        self._is_windowed = hasattr(visual, "fullatt_block_indexes")
+        self._mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
+        self._stages: dict[str, Callable[[EncoderState, Slice], None]] = {
+            "embed": self._embed,
+            "keys": self._keys,
+            "rows": self._rows,
+            "windows": self._windows_stage,
+            "merge": self._merge,
+        }
+        self._slices = lru_cache(64)(lambda grid: cut(self.layout(grid), size))
+
+    def slices(self, image: ImageInput) -> tuple[Slice, ...]:
+        """The slices of an image, in the order in which to run them."""
+        return self._slices(image.grid)
+
+    def layout(self, grid: Grid) -> TowerLayout:
+        """What slicing needs to know of an image of this grid."""
+        visual, depth = self._visual, len(self._visual.blocks)
+        num_frames, area = grid[0], grid[1] * grid[2]
+        full = range(depth) if not self._is_windowed else visual.fullatt_block_indexes
+        deepstack = getattr(visual, "deepstack_visual_indexes", ())
+        return TowerLayout(
+            num_rows=num_frames * area,
+            merge_unit=self._unit,
+            frames=tuple(area * (i + 1) for i in range(num_frames)),
+            windows=tuple(self._windows(grid)[1][1:].tolist()) if self._is_windowed else None,
+            full_blocks=tuple(block in full for block in range(depth)),
+            merges_after=(depth - 1, *deepstack),
+        )
+
+    def _windows(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        visual = self._visual
+        return get_vision_window_index(  # type: ignore[no-any-return]
+            torch.tensor([grid]), visual.spatial_merge_size, visual.window_size, visual.patch_size
+        )
+
+    @torch.inference_mode()
+    def start(self, image: ImageInput) -> EncoderState:
+        """Make an image ready for its first slice."""
+        visual, grid = self._visual, torch.tensor([image.grid])
+        dtype, device = self._spec.dtype, self._spec.device
+        num_rows = len(image.pixels)
+        order = self._row_order(image.grid)
+        pixels = image.pixels if order is None else image.pixels[order]
+        position_ids = get_vision_position_ids(grid, visual.spatial_merge_size)
+        if order is not None:
+            position_ids = position_ids[order]
+        blocks = visual.blocks
+        hidden = torch.empty(num_rows, blocks[0].attn.dim, dtype=dtype, device=device)
+        cos, sin = visual.rotary_pos_emb(hidden, position_ids.to(device))
+        heads = blocks[0].attn.num_heads
+        return EncoderState(
+            self.layout(image.grid),
+            pixels.to(device, dtype),
+            hidden,
+            cos[:, None].float(),
+            sin[:, None].float(),
+            torch.empty(3, num_rows, heads, hidden.shape[1] // heads, dtype=dtype, device=device),
+            [torch.empty(0)] * len(self._mergers),
+            None if order is None else torch.argsort(order[:: self._unit] // self._unit).to(device),
+            self._position_embeds(grid, device),
+        )
+
+    def _row_order(self, grid: Grid) -> Tensor | None:
+        """Patches in window order, those of one image token together; None for the given order."""
+        if not self._is_windowed:
+            return None
+        tokens = self._windows(grid)[0]
+        return (tokens[:, None] * self._unit + torch.arange(self._unit)).flatten()
+
+    def _position_embeds(self, grid: Tensor, device: torch.device) -> Tensor | None:
+        visual = self._visual
+        if not hasattr(visual, "pos_embed"):
+            return None
+        indices, weights = get_vision_interpolation_indices_and_weights(
+            grid,
+            num_grid_per_side=visual.num_grid_per_side,
+            mode=visual.interpolation_mode,
+            align_corners=visual.interpolation_align_corners,
+            spatial_merge_size=visual.spatial_merge_size,
+        )
+        taps = visual.pos_embed(indices.to(device)) * weights.to(device)[:, :, None]
+        return taps.sum(1)  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def run(self, state: EncoderState, slices: Sequence[Slice]) -> None:
+        """Run slices; those of an image in the order of `slices`, none left out."""
+        for part in slices:
+            self._stages[part.stage](state, part)
+
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+        """Embeddings of the image once all slices ran: ``[num_tokens, out_hidden]`` each."""
+        if state.restore is None:
+            return tuple(state.outputs)
+        return tuple(output[state.restore] for output in state.outputs)
+
+    # -- the stages -----------------------------------------------------------------------------
+
+    def _embed(self, state: EncoderState, part: Slice) -> None:
+        """Patches to rows; a convolution whose stride is its kernel is a matrix product."""
+        proj, rows = self._visual.patch_embed.proj, slice(part.start, part.end)
+        state.hidden[rows] = linear(state.pixels[rows], proj.weight.flatten(1), proj.bias)
+        if state.position_embeds is not None:
+            state.hidden[rows] += state.position_embeds[rows].to(state.hidden.dtype)
+
+    def _keys(self, state: EncoderState, part: Slice) -> None:
+        block, rows = self._visual.blocks[part.index], slice(part.start, part.end)
+        normed = block.norm1(state.hidden[rows])
+        qkv = block.attn.qkv(normed).view(len(normed), 3, *state.qkv.shape[2:]).transpose(0, 1)
+        state.qkv[:2, rows] = _rotate(qkv[:2], state.cos[rows], state.sin[rows])
+        state.qkv[2, rows] = qkv[2]
+
+    def _rows(self, state: EncoderState, part: Slice) -> None:
+        ends = state.layout.frames
+        end = next(stop for stop in ends if stop >= part.end)
+        begin = max((stop for stop in ends if stop <= part.start), default=0)
+        query = state.qkv[0, part.start : part.end]
+        attended = _attend(query[None], *state.qkv[1:, None, begin:end])
+        self._finish_rows(state, part, attended.flatten(0, 1))
+
+    def _windows_stage(self, state: EncoderState, part: Slice) -> None:
+        self._keys(state, part)
+        windows = state.layout.windows
+        assert windows is not None, "a windowed slice in a tower without windows"
+        attended = torch.cat(
+            [
+                _attend(*_split(state.qkv[:, begin:end], count)).flatten(0, 1)
+                for begin, end, count in _equal_runs(segments_between(windows, part.start, part.end))
+            ]
+        )
+        self._finish_rows(state, part, attended)
+
+    def _finish_rows(self, state: EncoderState, part: Slice, attended: Tensor) -> None:
+        """Output projection, residuals and MLP of the slice's rows, in place."""
+        block, rows = self._visual.blocks[part.index], slice(part.start, part.end)
+        hidden = state.hidden[rows] + block.attn.proj(attended.flatten(1))
+        state.hidden[rows] = hidden + block.mlp(block.norm2(hidden))
+
+    def _merge(self, state: EncoderState, part: Slice) -> None:
+        merged = self._mergers[part.index](state.hidden[part.start : part.end])
+        if not part.start:
+            num_tokens = state.layout.num_rows // self._unit
+            state.outputs[part.index] = merged.new_empty(num_tokens, merged.shape[1])
+        state.outputs[part.index][part.start // self._unit : part.end // self._unit] = merged
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in float32, as the stock tower does; ``[2, rows, heads, head_dim]``."""
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    return wide * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention both ways over ``[windows, rows, heads, head_dim]``."""
+    q, k, v = (t.transpose(1, 2) for t in (query, keys, values))
+    return scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+
+def _split(qkv: Tensor, num_windows: int) -> Tensor:
+    """``[3, rows, heads, head_dim]`` to ``[3, windows, rows of one, heads, head_dim]``."""
+    return qkv.reshape(3, num_windows, -1, *qkv.shape[2:])
+
+
+def _equal_runs(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Neighbouring windows of one size as ``(begin, end, count)``, to be attended in one call."""
+    runs: list[tuple[int, int, int]] = []
+    for begin, end in segments:
+        if runs and (runs[-1][1] - runs[-1][0]) == (end - begin) * runs[-1][2]:
+            runs[-1] = (runs[-1][0], end, runs[-1][2] + 1)
+        else:
+            runs.append((begin, end, 1))
+    return runs
