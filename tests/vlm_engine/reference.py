@@ -1,0 +1,118 @@
+"""What `transformers` itself answers, to hold the engine against, and how to run the engine beside it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from vlm_engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.sequence import Placeholder
+
+Part = str | Image.Image
+MIN_LEAD = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request: a name, the parts of its user message, and how many tokens it generates."""
+
+    name: str
+    parts: tuple[Part, ...]
+    num_tokens: int = 20
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": [as_content(part) for part in self.parts]}]
+
+    @property
+    def request(self) -> GenerationRequest:
+        sampling = SamplingParams(max_tokens=self.num_tokens, temperature=0.0, ignore_eos=True)
+        return GenerationRequest(self.name, self.messages, sampling, **self.more)
+
+
+def as_content(part: Part) -> dict[str, Any]:
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A checkpoint loaded twice: stock, and for the engine.
+
+    Args:
+        name: Its ``model_type``.
+        token_side: Pixels of an image token's side.
+    """
+
+    name: str
+    token_side: int
+    processor: Any
+    stock: Any
+    model: VisionLanguageModel
+
+    @classmethod
+    def load(cls, folder: Path) -> "Family":
+        processor = AutoProcessor.from_pretrained(folder)
+        stock = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+        vision = stock.config.vision_config
+        side = vision.patch_size * vision.spatial_merge_size
+        return cls(stock.config.model_type, side, processor, stock, model)
+
+    def engine(self, **limits: Any) -> Engine:
+        config = EngineConfig(self.model.spec.name, **({"kv_cache_tokens": 4096} | limits))
+        return Engine(config, model=self.model)
+
+    def picture(self, seed: int, columns: int = 6, rows: int = 5) -> Image.Image:
+        """A smooth random picture of ``columns * rows`` image tokens."""
+        pixels = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+        return Image.fromarray(pixels).resize((columns * self.token_side, rows * self.token_side))
+
+    def greedy(self, case: Case) -> list[int]:
+        """What ``generate()`` gives, past end tokens too.
+
+        Raises:
+            AssertionError: Two tokens are so close that rounding could decide; take another case.
+        """
+        text = self.processor.apply_chat_template(case.messages, add_generation_prompt=True)
+        images = [part for part in case.parts if not isinstance(part, str)]
+        inputs = self.processor(text=[text], images=images or None, return_tensors="pt")
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        outputs = {"return_dict_in_generate": True, "output_logits": True}
+        output = self.stock.generate(**inputs, max_new_tokens=case.num_tokens, **options, **outputs)
+        best = torch.cat(output.logits).topk(2).values
+        assert (best[:, 0] - best[:, 1]).min() > MIN_LEAD, f"{case.name}: a token is not clear"
+        token_ids: list[int] = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        return token_ids
+
+
+def run(engine: Engine, cases: Iterable[Case], *, every: int = 0) -> dict[str, list[int]]:
+    """Token ids of all cases; each is added `every` steps after the one before, all at once for 0."""
+    queue, answers = list(cases), {case.name: [] for case in cases}
+    for step in range(100_000):
+        while queue and (not every or step % every == 0):
+            engine.add(queue.pop(0).request)
+            if every:
+                break
+        if not queue and not engine.has_work:
+            break
+        for event in engine.step():
+            assert event.error is None, event.error
+            answers[event.request_id] += event.token_ids
+    engine.check_integrity()
+    return answers
+
+
+def first_image(engine: Engine, case: Case) -> Placeholder:
+    """Where the first image stands in the prompt."""
+    return engine.prepare(case.request)[0].placeholders[0]
+
+
+def prompt_length(engine: Engine, case: Case) -> int:
+    return len(engine.prepare(case.request)[0].token_ids)

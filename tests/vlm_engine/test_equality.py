@@ -1,0 +1,296 @@
+"""The engine's greedy tokens are those of `generate()`, however the work is cut, shared or cached."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.vlm_engine.reference import Case, Family, first_image, prompt_length, run
+from vlm_engine import Engine
+from vlm_engine.models.messages import image_digest
+from vlm_engine.models.tower import QwenTower
+
+ONE_PASS = 4096
+BLOCK = 16
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint"])
+def family(request: pytest.FixtureRequest) -> Family:
+    return Family.load(request.getfixturevalue(request.param))
+
+
+def shapes_of(family: Family) -> list[Case]:
+    """An image at the start, in the middle, at the end, two, three of odd sizes, none."""
+    a, b = family.picture(1), family.picture(2, columns=3, rows=7)
+    long = "Two people are walking on the left, and a red car is parked. "
+    return [
+        Case("no image", ("What is happening here?",)),
+        Case("start", (a, "What is happening here?")),
+        Case("middle", (long, a, "Is anybody there?")),
+        Case("end", (long, a)),
+        Case("two images", (a, "and then", b, "What changed?")),
+        Case("same image twice", (b, "and", b)),
+        Case(
+            "three odd images",
+            (family.picture(3, 2, 2), family.picture(4, 9, 1), family.picture(5, 1, 5), long),
+        ),
+    ]
+
+
+@pytest.fixture(scope="module")
+def shapes(family: Family) -> list[tuple[Case, list[int]]]:
+    return [(case, family.greedy(case)) for case in shapes_of(family)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32, 256, ONE_PASS])
+def test_any_chunk_size(family: Family, shapes: list[tuple[Case, list[int]]], chunk: int) -> None:
+    """One request at a time, with nothing cached, so that every prompt is really cut into such chunks."""
+    for case, expected in shapes:
+        engine = family.engine(max_num_batched_tokens=chunk, enable_prefix_caching=False)
+        assert run(engine, [case])[case.name] == expected, case.name
+        num_prefill_steps = -(-prompt_length(engine, case) // chunk)
+        assert engine.stats().num_steps == num_prefill_steps + case.num_tokens - 1, case.name
+
+
+@pytest.mark.parametrize("rows_per_slice", [4, 20, 64])
+def test_any_slices_of_the_encoder(
+    family: Family, shapes: list[tuple[Case, list[int]]], rows_per_slice: int
+) -> None:
+    model = family.model
+    whole = model.encoder
+    model.encoder = QwenTower(family_tower(family), model.spec, rows_per_slice)
+    try:
+        for case, expected in shapes:
+            assert run(family.engine(), [case])[case.name] == expected, case.name
+    finally:
+        model.encoder = whole
+
+
+def family_tower(family: Family) -> object:
+    return family.stock.model.visual
+
+
+@pytest.fixture(scope="module")
+def mixed(family: Family) -> list[tuple[Case, list[int]]]:
+    """Eight requests of other shapes, lengths and importance; two of them share a picture, two a question."""
+    shared, long = family.picture(11), "It is night and the street is empty. " * 3
+    cases = [
+        Case("a", ("What is this?", shared), 24),
+        Case("b", ("What is happening in this picture?",), 9),
+        Case(
+            "c", (family.picture(12, 4, 4), "and", family.picture(13, 2, 3)), 16, {"priority": "background"}
+        ),
+        Case("d", (long, shared), 5),
+        Case(
+            "e",
+            ("What is happening in this picture?", family.picture(14, 7, 7)),
+            12,
+            {"priority": "background"},
+        ),
+        Case("f", (long + "Is anybody there?",), 30),
+        Case("g", (family.picture(15, 3, 3),), 1),
+        Case("h", ("a", family.picture(16, 5, 2), "b"), 18, {"priority": "background"}),
+    ]
+    return [(case, family.greedy(case)) for case in cases]
+
+
+@pytest.mark.parametrize("every", [0, 1, 5])
+@pytest.mark.parametrize("chunk", [7, 32, 256])
+def test_eight_sequences_that_come_and_go(
+    family: Family, mixed: list[tuple[Case, list[int]]], chunk: int, every: int
+) -> None:
+    engine = family.engine(max_num_batched_tokens=chunk, max_num_seqs=5)
+    answers = run(engine, [case for case, _ in mixed], every=every)
+    assert answers == {case.name: expected for case, expected in mixed}
+    assert engine.stats().num_encoded_images == 6
+
+
+def test_eight_sequences_in_too_little_memory(family: Family, mixed: list[tuple[Case, list[int]]]) -> None:
+    """E8, E16: sequences are preempted, images fall out of the encoder cache, no token changes."""
+    engine = family.engine(max_num_batched_tokens=20, kv_cache_tokens=192, encoder_cache_tokens=49)
+    answers = run(engine, [case for case, _ in mixed], every=2)
+    assert answers == {case.name: expected for case, expected in mixed}
+    assert engine.stats().counts["preempted"] > 0
+
+
+def test_cancelled_sequences_leave_the_others_alone(
+    family: Family, mixed: list[tuple[Case, list[int]]]
+) -> None:
+    """E20: every second request is cancelled, each after one more step; all its memory is free at once."""
+    engine = family.engine(max_num_batched_tokens=16)
+    for case, _ in mixed:
+        engine.add(case.request)
+    answers: dict[str, list[int]] = {case.name: [] for case, _ in mixed}
+    for name in "bdfh":
+        for event in engine.step():
+            answers[event.request_id] += event.token_ids
+        event = engine.abort(name)
+        assert event is not None
+        engine.check_integrity()
+    while engine.has_work:
+        for event in engine.step():
+            answers[event.request_id] += event.token_ids
+    engine.check_integrity()
+    for case, expected in mixed:
+        size = len(answers[case.name]) if case.name in "bdfh" else None
+        assert answers[case.name] == expected[:size], case.name
+
+
+@pytest.fixture(scope="module")
+def shifted(family: Family) -> list[tuple[Case, list[int]]]:
+    """The same image of 100 tokens behind ever one more token of text."""
+    image = family.picture(21, 10, 10)
+    cases = [Case(f"offset {n}", ("z" * n, image, "What is this?"), 4) for n in range(34)]
+    return [(case, family.greedy(case)) for case in cases]
+
+
+def test_image_at_every_offset_of_the_chunk(family: Family, shifted: list[tuple[Case, list[int]]]) -> None:
+    """E1: budget 32, an image of 100 tokens, its start at every offset against the chunk."""
+    engine = family.engine(max_num_batched_tokens=32, enable_prefix_caching=False)
+    starts = []
+    for case, expected in shifted:
+        image = first_image(engine, case)
+        starts.append(image.start)
+        assert image.length == 100
+        assert run(engine, [case])[case.name] == expected, case.name
+    assert {start % 32 for start in starts} == set(range(32))
+    assert engine.stats().num_encoded_images == 1
+
+
+def test_image_at_every_offset_of_a_cached_prefix(
+    family: Family, shifted: list[tuple[Case, list[int]]]
+) -> None:
+    """E1, E3: the same, each twice, so that the second run begins somewhere else."""
+    engine = family.engine(max_num_batched_tokens=32, kv_cache_tokens=16384)
+    for case, expected in shifted:
+        assert [run(engine, [case])[case.name] for _ in range(2)] == [expected] * 2, case.name
+
+
+def test_chunk_after_the_image_needs_no_image(family: Family) -> None:
+    """E2: the last chunk holds text only; the image may be forgotten before it runs."""
+    case = Case("x", (family.picture(31, 5, 4), "What is this? " * 6), 8)
+    engine = family.engine(max_num_batched_tokens=32, encoder_cache_tokens=20)
+    image = first_image(engine, case)
+    engine.add(case.request)
+    answer: list[int] = []
+    while engine.scheduler.waiting or engine.scheduler.running[0].num_computed_tokens < image.end:
+        answer += [token for event in engine.step() for token in event.token_ids]
+    assert engine.scheduler.running[0].num_left > 1
+    assert engine.scheduler.encoder_cache.num_held == 0
+    engine.scheduler.encoder_cache.drop(image.digest)
+    while engine.has_work:
+        answer += [token for event in engine.step() for token in event.token_ids]
+    assert answer == family.greedy(case)
+    assert engine.stats().num_encoded_images == 1
+
+
+def test_same_request_twice_encodes_nothing(family: Family) -> None:
+    """E3: the second run starts on cached blocks, past the image, although the embeddings are long gone."""
+    case = Case("x", (family.picture(41), "What is this picture of? " * 3), 12)
+    other = Case("y", (family.picture(42), "and this?"), 3)
+    engine = family.engine(encoder_cache_tokens=30)
+    expected = family.greedy(case)
+    assert run(engine, [case])["x"] == expected
+    run(engine, [other])
+    assert engine.stats().num_encoded_images == 2
+    engine.add(case.request)
+    events = [event for _ in iter(lambda: engine.has_work, False) for event in engine.step()]
+    assert [token for event in events for token in event.token_ids] == expected
+    usage = events[-1].usage
+    assert usage is not None
+    assert usage.cached_tokens == (usage.prompt_tokens - 1) // BLOCK * BLOCK
+    assert engine.stats().num_encoded_images == 2
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_cached_prefix_ends_inside_the_image(family: Family, is_forgotten: bool) -> None:
+    """E4: an image over three blocks, the reused blocks end in its middle, the embeddings are sliced."""
+    image = family.picture(51, 8, 6)
+    engine = family.engine(block_size=BLOCK)
+    num_inside = 0
+    for n in range(0, BLOCK, 3):
+        case = Case(f"text {n}", ("z" * n, image), 6)
+        place = first_image(engine, case)
+        reused = (prompt_length(engine, case) - 1) // BLOCK * BLOCK
+        num_inside += place.start < reused < place.end
+        expected = family.greedy(case)
+        assert run(engine, [case])[case.name] == expected, case.name
+        if is_forgotten:
+            engine.scheduler.encoder_cache.drop(place.digest)
+        assert run(engine, [case])[case.name] == expected, case.name
+    assert num_inside >= 3
+    assert (engine.stats().num_encoded_images == 1) != is_forgotten
+
+
+def test_an_image_over_two_requests_is_encoded_once(family: Family) -> None:
+    """E9: a prompt cut into 8 chunks, and a second one with the same image beside it."""
+    cases = [Case(name, (name, family.picture(61, 10, 10), "What is this?"), 6) for name in "xy"]
+    engine = family.engine()
+    chunk = -(-prompt_length(engine, cases[0]) // 8)
+    engine = family.engine(max_num_batched_tokens=chunk)
+    assert run(engine, cases[:1]) == {"x": family.greedy(cases[0])}
+    assert engine.stats().num_steps == 8 + 5
+    assert run(engine, cases[1:]) == {"y": family.greedy(cases[1])}
+    assert engine.stats().num_encoded_images == 1
+
+
+def test_same_bytes_in_another_shape_are_another_image(family: Family) -> None:
+    """E10: 30x150 and 150x30 pixels of the same bytes give their own answers, with all caches on."""
+    data = np.random.default_rng(7).integers(0, 256, 30 * 150 * 3, dtype=np.uint8).tobytes()
+    images = [Image.frombytes("RGB", size, data) for size in ((30, 150), (150, 30))]
+    cases = [Case(f"{image.size}", (image, "What is this?"), 12) for image in images]
+    expected = {case.name: family.greedy(case) for case in cases}
+    engine = family.engine()
+    assert run(engine, cases) == expected
+    assert len({tuple(tokens) for tokens in expected.values()}) == 2
+    assert engine.stats().num_encoded_images == 2
+
+
+def test_digests_tell_shape_and_mode_apart() -> None:
+    """E10: the same bytes as RGB, as grey, in another shape; a copy is the same."""
+    data = bytes(range(256)) * 36
+    shapes = [("RGB", (64, 48)), ("RGB", (48, 64)), ("L", (192, 48)), ("L", (48, 192)), ("RGBA", (48, 48))]
+    images = [Image.frombytes(mode, size, data) for mode, size in shapes]
+    assert len({image_digest(image) for image in images}) == len(images)
+    assert image_digest(images[0].copy()) == image_digest(images[0])
+
+
+def near_identical(family: Family) -> Iterator[Image.Image]:
+    """Frames of one camera: the same picture with one spot of another colour."""
+    scene = family.picture(71, 4, 3)
+    for index in range(16):
+        frame = scene.copy()
+        colour = (16 * index, 255 - 16 * index, 99)
+        frame.paste(colour, (family.token_side, 0, 2 * family.token_side, family.token_side))
+        yield frame
+
+
+def test_each_of_16_near_identical_frames_has_its_own_answer(family: Family) -> None:
+    """E11: at concurrency 16, with the same question."""
+    frames = near_identical(family)
+    cases = [Case(f"frame {i}", (frame, "What is this?"), 8) for i, frame in enumerate(islice(frames, 16))]
+    expected = {case.name: family.greedy(case) for case in cases}
+    assert len({tuple(tokens) for tokens in expected.values()}) >= 8
+    engine = family.engine(max_num_seqs=16, max_num_batched_tokens=64)
+    assert run(engine, cases) == expected
+    assert engine.stats().num_encoded_images == 16
+
+
+def test_position_delta_is_one_constant_of_the_sequence(family: Family) -> None:
+    """E12: a prompt of 40 tokens with an image, budget 32; later tokens go on at the right position."""
+    case = Case("x", ("z" * 5, family.picture(81, 5, 4)), 30)
+    engine = family.engine(max_num_batched_tokens=32)
+    assert 36 <= prompt_length(engine, case) <= 44
+    assert engine.prepare(case.request)[0].position_delta == -15
+    assert run(engine, [case])["x"] == family.greedy(case)
+
+
+def test_max_tokens_end_at_the_context(family: Family) -> None:
+    """E23: as many tokens as the context has room for, and they are the right ones."""
+    case = Case("x", (family.picture(91, 3, 3), "hello"), 500)
+    length = prompt_length(family.engine(), case)
+    engine: Engine = family.engine(max_model_len=length + 11)
+    short = Case("x", case.parts, 11)
+    assert run(engine, [case])["x"] == family.greedy(short)
