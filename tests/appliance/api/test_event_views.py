@@ -1,0 +1,204 @@
+"""`/v1/events` as a list and as a stream."""
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.appliance.api.serving import Running, Servers, wait_until
+from tests.appliance.descriptions import description
+
+SSE = {"Accept": "text/event-stream"}
+
+
+def listed(server: Running, **params: Any) -> list[str]:
+    reply = httpx.get(f"{server.url}/v1/events", params=params)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["object"] == "list"
+    return [event["id"] for event in reply.json()["data"]]
+
+
+class Follower:
+    """A client of the stream, in a thread of its own."""
+
+    def __init__(self, server: Running, params: dict[str, Any] | None = None, **headers: str) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.is_connected = False
+        self.is_ended = False
+        self._is_leaving = False
+        arguments = (f"{server.url}/v1/events", params, SSE | headers)
+        self._thread = threading.Thread(target=self._follow, args=arguments, daemon=True)
+        self._thread.start()
+        wait_until(lambda: self.is_connected, "a stream")
+
+    @property
+    def ids(self) -> list[str]:
+        return [event["id"] for _, event in self.events]
+
+    def wait_for(self, *ids: str) -> None:
+        wait_until(lambda: self.ids == list(ids), f"{ids}")
+
+    def _follow(self, url: str, params: Any, headers: dict[str, str]) -> None:
+        with httpx.stream("GET", url, params=params, headers=headers, timeout=60) as reply:
+            assert reply.headers["content-type"].startswith("text/event-stream")
+            number = ""
+            for line in reply.iter_lines():
+                self.is_connected = self.is_connected or line.startswith("retry: ")
+                if line.startswith("id: "):
+                    number = line[4:]
+                if line.startswith("data: "):
+                    self.events.append((number, json.loads(line[6:])))
+                if self._is_leaving:
+                    return
+        self.is_ended = True
+
+    def leave(self) -> None:
+        self._is_leaving = True
+
+
+@pytest.fixture
+def filled(own_server: Running) -> Running:
+    own_server.events.add(description("1", camera="street", label="car", captured_at=100.0), b"\xff\xd8one")
+    own_server.events.add(description("2", camera="yard", label="dog", captured_at=200.5))
+    own_server.events.add(description("cam/3:x", camera="street", label="dog", captured_at=300.0))
+    return own_server
+
+
+def test_the_list_and_its_filters(filled: Running) -> None:
+    assert listed(filled) == ["cam/3:x", "2", "1"]
+    assert listed(filled, limit=1) == ["cam/3:x"]
+    assert listed(filled, camera="street") == ["cam/3:x", "1"]
+    assert listed(filled, label="dog") == ["cam/3:x", "2"]
+    assert listed(filled, camera="street", label="dog") == ["cam/3:x"]
+    assert listed(filled, camera="garden") == []
+    assert listed(filled, since=200.5) == ["cam/3:x", "2"]
+    assert listed(filled, since="1970-01-01T00:05:00Z") == ["cam/3:x"]
+    assert listed(filled, since="1970-01-01T01:05:00+01:00") == ["cam/3:x"]
+    assert listed(filled, since="1970-01-01") == ["cam/3:x", "2", "1"]
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"limit": 0}, "limit"),
+        ({"limit": 1001}, "limit"),
+        ({"limit": "many"}, "limit"),
+        ({"since": "yesterday"}, "since"),
+        ({"since": "nan"}, "since"),
+        ({"since": "inf"}, "since"),
+        ({"since": ""}, "since"),
+    ],
+)
+@pytest.mark.parametrize("headers", [{}, SSE])
+def test_bad_parameters_are_named(
+    http: httpx.Client, params: dict[str, Any], param: str, headers: dict[str, str]
+) -> None:
+    reply = http.get("/v1/events", params=params, headers=headers)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_one_event_and_its_snapshot(filled: Running) -> None:
+    event = httpx.get(f"{filled.url}/v1/events/cam%2F3%3Ax")
+    assert event.json()["id"] == "cam/3:x"
+    assert event.json()["description"] == "A person walks."
+    assert "source" not in event.json()
+    snapshot = httpx.get(f"{filled.url}/v1/events/1/snapshot.jpg")
+    assert (snapshot.content, snapshot.headers["content-type"]) == (b"\xff\xd8one", "image/jpeg")
+    for path in ("/v1/events/nothing", "/v1/events/2/snapshot.jpg", "/v1/events/nothing/snapshot.jpg"):
+        missing = httpx.get(filled.url + path)
+        assert missing.status_code == 404
+        assert missing.json()["error"]["code"] == "event_not_found"
+
+
+def test_the_stream_tells_what_is_new(filled: Running) -> None:
+    follower = Follower(filled)
+    filled.events.add(description("4"))
+    filled.events.add(description("5", text=None, error="the engine failed"))
+    follower.wait_for("4", "5")
+    assert follower.events[0][1]["description"] == "A person walks."
+    assert follower.events[1][1]["description"] is None
+    assert follower.events[1][1]["error"] == "the engine failed"
+
+
+def test_the_stream_filters(filled: Running) -> None:
+    follower = Follower(filled, {"camera": "yard", "label": "dog"})
+    filled.events.add(description("4", camera="yard", label="cat"))
+    filled.events.add(description("5", camera="street", label="dog"))
+    filled.events.add(description("6", camera="yard", label="dog"))
+    follower.wait_for("6")
+
+
+def test_the_stream_may_start_in_the_past(filled: Running) -> None:
+    last_two, since = Follower(filled, {"limit": 2}), Follower(filled, {"since": 150})
+    last_two.wait_for("2", "cam/3:x")
+    since.wait_for("2", "cam/3:x")
+    filled.events.add(description("4"))
+    last_two.wait_for("2", "cam/3:x", "4")
+
+
+def test_the_stream_resumes(filled: Running) -> None:
+    """Nothing is lost between two connections, and nothing comes twice."""
+    first = Follower(filled, {"limit": 1000})
+    first.wait_for("1", "2", "cam/3:x")
+    filled.events.add(description("4"))
+    numbers = [number for number, _ in first.events]
+    second = Follower(filled, {"limit": 1000}, **{"Last-Event-ID": numbers[1]})
+    second.wait_for("cam/3:x", "4")
+    from_an_old_store = Follower(filled, **{"Last-Event-ID": "12"})
+    from_an_old_store.wait_for("1", "2", "cam/3:x", "4")
+
+
+@pytest.mark.parametrize("number", ["abc", "-1", "1.5", "9" * 30])
+def test_a_bad_number_to_resume_from(http: httpx.Client, number: str) -> None:
+    reply = http.get("/v1/events", headers=SSE | {"Last-Event-ID": number})
+    assert reply.status_code == 400
+    assert "Last-Event-ID" in reply.json()["error"]["message"]
+
+
+def test_a_late_description_comes_again(filled: Running) -> None:
+    """A8: first the error, then the text that a second try brought, under the same id."""
+    follower = Follower(filled)
+    filled.events.add(description("4", text=None, error="the engine failed"))
+    follower.wait_for("4")
+    filled.events.add(description("4"))
+    follower.wait_for("4", "4")
+    assert [event["description"] for _, event in follower.events] == [None, "A person walks."]
+    assert listed(filled, limit=1000) == ["4", "cam/3:x", "2", "1"]
+
+
+def test_a_burst_arrives_whole_and_in_order(filled: Running) -> None:
+    follower = Follower(filled)
+    for number in range(450):
+        filled.events.add(description(f"burst-{number}"))
+    follower.wait_for(*(f"burst-{number}" for number in range(450)))
+
+
+def test_followers_that_left_are_forgotten(filled: Running) -> None:
+    followers = [Follower(filled) for _ in range(3)]
+    for follower in followers:
+        follower.leave()
+    filled.events.add(description("4"))
+    wait_until(lambda: not filled.events._followers, "forgotten followers")
+
+
+def test_a_quiet_stream_is_kept_alive(filled: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.api.event_views._KEEP_ALIVE_S", 0.05)
+    with httpx.stream("GET", f"{filled.url}/v1/events", headers=SSE, timeout=60) as reply:
+        lines = (line for line in reply.iter_lines() if line.startswith(":"))
+        assert next(lines) == ": keep-alive"
+        assert next(lines) == ": keep-alive"
+
+
+def test_a_server_with_an_open_stream_stops_at_once(servers: Servers) -> None:
+    running = servers.start()
+    follower = Follower(running)
+    started = time.monotonic()
+    servers.stop(running)
+    assert time.monotonic() - started < 4.5, "the five seconds that chats get"
+    wait_until(lambda: follower.is_ended, "the stream's end")

@@ -1,0 +1,190 @@
+"""Models, health, cameras, the page, and errors of the server itself."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from appliance.api.views import ASSETS
+from queues.errors import QueueUnavailable
+from queues.types import QueueStatus
+from tests.appliance.api.serving import MODEL, Running, Servers
+
+CLOSED = "the engine is not running"
+
+
+def test_models(client: OpenAI) -> None:
+    names = [model.id for model in client.models.list()]
+    assert names == [MODEL, "other-name", "organisation/model"]
+    assert client.models.retrieve("organisation/model").model_extra == {"root": MODEL}
+    assert client.models.retrieve(MODEL).owned_by == "vision-appliance"
+
+
+def test_an_unknown_model(http: httpx.Client) -> None:
+    reply = http.get("/v1/models/gpt-5")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["code"] == "model_not_found"
+
+
+def test_a_models_folder_is_not_told(http: httpx.Client, server: Running) -> None:
+    folder = str(Path(server.engine.model_name).parent)
+    assert folder.startswith("/")
+    for path in ("/v1/models", "/health"):
+        assert folder not in http.get(path).text
+
+
+def test_cameras_without_addresses(http: httpx.Client) -> None:
+    """A5: neither URL nor secret, not even in a camera's error."""
+    reply = http.get("/v1/cameras")
+    body = reply.json()
+    assert body["object"] == "list"
+    assert [(camera["name"], camera["state"]) for camera in body["data"]] == [
+        ("street", "running"),
+        ("yard", "failed"),
+    ]
+    assert body["data"][0]["fps"] == 5.0
+    assert "rtsp" not in reply.text
+    assert "john.doe" not in reply.text
+    assert "rtsp" not in http.get("/health").text
+
+
+def test_a_cameras_frame(http: httpx.Client, server: Running) -> None:
+    reply = http.get("/v1/cameras/street/frame.jpg")
+    assert reply.content == server.cameras.frames["street"]
+    assert reply.headers["content-type"] == "image/jpeg"
+    assert reply.headers["cache-control"] == "no-store"
+
+
+def test_cameras_without_a_frame(http: httpx.Client) -> None:
+    unknown = http.get("/v1/cameras/garden/frame.jpg")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["message"] == "there is no camera 'garden'; cameras: street, yard"
+    empty = http.get("/v1/cameras/yard/frame.jpg")
+    assert empty.status_code == 503
+    assert empty.headers["retry-after"] == "1"
+
+
+def test_health(http: httpx.Client) -> None:
+    reply = http.get("/health")
+    assert reply.status_code == 200
+    assert reply.json() == {
+        "status": "ok",
+        "engine": {"status": "ok", "model": MODEL},
+        "queue": {"status": "none"},
+        "cameras": {"street": "running", "yard": "failed"},
+    }
+
+
+def test_health_of_an_engine_that_is_frozen(http: httpx.Client, server: Running, monkeypatch: Any) -> None:
+    """A7: 503 with the reason; here the engine's own watch says that its loop died."""
+    monkeypatch.setattr(server.engine, "_death", "the engine's loop died")
+    reply = http.get("/health")
+    assert reply.status_code == 503
+    assert reply.json()["status"] == "unhealthy"
+    assert reply.json()["engine"] == {
+        "status": "unhealthy",
+        "model": MODEL,
+        "reason": "the engine's loop died",
+    }
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+    refused = http.post("/v1/chat/completions", json=chat)
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "engine_unavailable"
+
+
+async def a_queue() -> QueueStatus:
+    return QueueStatus(3, 1, 0, 999, 9, 5, 0, 0, 1.5)
+
+
+async def no_queue() -> QueueStatus:
+    raise QueueUnavailable("redis://john.doe:p@ss@10.0.0.1 refused")
+
+
+def test_health_with_a_queue(servers: Servers) -> None:
+    running = servers.start(queue_status=a_queue)
+    queue = httpx.get(f"{running.url}/health").json()["queue"]
+    assert (queue["status"], queue["depth"], queue["pending"]) == ("ok", 3, 1)
+    servers.stop(running)
+
+
+def test_a_queue_that_is_away_does_not_end_chat(servers: Servers) -> None:
+    running = servers.start(queue_status=no_queue)
+    reply = httpx.get(f"{running.url}/health")
+    assert reply.status_code == 200
+    assert reply.json()["status"] == "degraded"
+    assert reply.json()["queue"] == {"error": "does not answer"}
+    running.cameras.failure = QueueUnavailable("redis://john.doe:p@ss@10.0.0.1 refused")
+    assert httpx.get(f"{running.url}/health").json()["cameras"] == {"error": "unknown"}
+    cameras = httpx.get(f"{running.url}/v1/cameras")
+    assert cameras.status_code == 503
+    assert "john.doe" not in cameras.text
+    servers.stop(running)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/v1/nothing", 404, "unknown request URL: GET /v1/nothing"),
+        ("POST", "/v1/embeddings", 404, "unknown request URL: POST /v1/embeddings"),
+        ("GET", "/v1/chat/completions", 405, "GET is not allowed on /v1/chat/completions"),
+        ("DELETE", "/v1/events", 405, "DELETE is not allowed"),
+        ("POST", "/v1/responses", 404, "use chat completions"),
+        ("GET", "/docs", 404, "unknown request URL"),
+        ("GET", "/assets/nothing.js", 404, "unknown request URL"),
+    ],
+)
+def test_unknown_urls_and_methods(
+    http: httpx.Client, method: str, path: str, status: int, message: str
+) -> None:
+    reply = http.request(method, path)
+    assert reply.status_code == status
+    assert message in reply.json()["error"]["message"]
+    assert reply.json()["error"]["type"] == "invalid_request_error"
+    assert status != 405 or reply.headers["allow"]
+
+
+def test_an_error_of_our_own(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    """A 500 tells nothing, the log tells all."""
+    running = servers.start()
+    running.cameras.failure = ZeroDivisionError("the secret reason")
+    reply = httpx.get(f"{running.url}/v1/cameras")
+    assert reply.status_code == 500
+    assert reply.json()["error"]["type"] == "server_error"
+    assert "secret" not in reply.text
+    servers.stop(running)
+    assert "the secret reason" in caplog.text
+
+
+def test_the_page_needs_nothing_from_elsewhere(http: httpx.Client) -> None:
+    page = http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(links) >= 3
+    for link in links:
+        assert link == "data:," or http.get(f"/{link}").status_code == 200
+    for name in ("index.html", "app.js", "style.css"):
+        assert not re.search(r"https?://", (ASSETS / name).read_text())
+
+
+def test_the_pages_script_finds_what_it_looks_for() -> None:
+    page, script = (ASSETS / "index.html").read_text(), (ASSETS / "app.js").read_text()
+    wanted = set(re.findall(r'byId\("([\w-]+)"\)', script))
+    assert len(wanted) > 10
+    assert wanted <= set(re.findall(r'id="([\w-]+)"', page))
+    assert "innerHTML" not in script
+
+
+@pytest.mark.skipif(
+    shutil.which("node") is None, reason="checks the page's script with node, which is not here"
+)
+def test_the_pages_script_is_valid() -> None:
+    checked = subprocess.run(
+        ["node", "--check", ASSETS / "app.js"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stderr
