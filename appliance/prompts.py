@@ -1,0 +1,59 @@
+"""The one text in which a frame and its detections are put to the model.
+
+The running appliance and the training of the bundled demo model use the same functions, so that the
+model reads in the field exactly what it was trained on. Stable text stands first: prompts of one
+camera share a prefix up to the picture.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+DEFAULT_INSTRUCTION = "Describe this camera frame in one or two short sentences."
+POSITIONS = ("left", "middle", "right")
+MAX_LISTED = 6
+
+
+def position_of(center_x: float) -> str:
+    """Name the third of the width that ``center_x`` (0..1, a fraction of the width) lies in."""
+    return POSITIONS[min(2, max(0, int(center_x * 3)))]
+
+
+def _positions(centers_x: Sequence[float]) -> str:
+    """Positions from left to right; a crowd is told by the thirds that it fills."""
+    names = [position_of(x) for x in sorted(centers_x)]
+    return ", ".join(names if len(names) <= MAX_LISTED else dict.fromkeys(names))
+
+
+def detection_line(labels: Sequence[str], centers_x: Sequence[float]) -> str:
+    """Tell what a detector found in one line, the most frequent label first.
+
+    ``labels`` and ``centers_x`` (box centres as fractions of the width, 0..1) belong together by
+    index; ValueError when their lengths differ. Labels of equal count are in alphabetical order:
+    ``Detected: 2 person (left, middle), 1 car (right).`` or ``Detected: nothing.``
+    """
+    if len(labels) != len(centers_x):
+        raise ValueError(f"{len(labels)} labels but {len(centers_x)} centres")
+    if not labels:
+        return "Detected: nothing."
+    ranked = sorted(Counter(labels).items(), key=lambda item: (-item[1], item[0]))
+    groups = []
+    for label, count in ranked:
+        centers = [x for name, x in zip(labels, centers_x, strict=True) if name == label]
+        groups.append(f"{count} {label} ({_positions(centers)})")
+    return f"Detected: {', '.join(groups)}."
+
+
+def describe_messages(instruction: str, image: Any, detection_line: str) -> list[dict[str, Any]]:
+    """Build the one user message that asks for a description of ``image`` (a PIL picture, RGB).
+
+    The order is instruction, picture, detections: what never changes comes first. An empty
+    ``detection_line`` leaves the last part out.
+    """
+    content: list[dict[str, Any]] = [
+        {"type": "text", "text": f"{instruction.strip()}\n"},
+        {"type": "image", "image": image},
+    ]
+    if detection_line:
+        content.append({"type": "text", "text": f"\n{detection_line}"})
+    return [{"role": "user", "content": content}]

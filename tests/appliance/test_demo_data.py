@@ -1,0 +1,144 @@
+"""The demo model's data and its training forward against the stock processor and the stock model."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from appliance.demo import vlm_data, vlm_labels
+from appliance.demo.questions import make
+from appliance.demo.tokenizer import SPECIAL_TOKENS, build_processor, train_tokenizer
+from appliance.demo.vlm_chat import all_texts
+from appliance.demo.vlm_describe import describe, noisy_detections, training_line
+from appliance.demo.vlm_model import FastVlm, model_config
+from vision.scenes import Scene, SceneObject, render, sample_scene
+
+SCENE = Scene(
+    "street",
+    "night",
+    448,
+    256,
+    (
+        SceneObject("person", "red", (20, 100, 50, 200), "walking"),
+        SceneObject("person", "blue", (210, 100, 240, 200), "standing"),
+        SceneObject("car", "white", (340, 120, 440, 190), "parked"),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([*all_texts(), describe(SCENE)], 600)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    from transformers import Qwen3VLForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = model_config(600, {t: tokenizer.token_to_id(t) for t in SPECIAL_TOKENS})
+    config.text_config.num_hidden_layers = 2
+    return Qwen3VLForConditionalGeneration(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "label", "answer"),
+    [
+        ("count", "person", "There are two people: one on the left and one in the middle."),
+        ("exists", "car", "Yes, there is one car, on the right."),
+        ("exists", "dog", "No, there is no dog."),
+        ("where", "car", "The car is on the right."),
+        ("where", "bus", "There is no bus."),
+        ("color", "car", "The car is white."),
+        ("color", "vehicle", "The vehicle is white."),
+        ("color", "truck", "There is no truck."),
+        ("clothes", "person", "There are two people: one is in red and one is in blue."),
+        ("motion", "car", "The car is parked."),
+        ("time", "person", "It is night."),
+        ("place", "person", "This is a street."),
+        ("unknown_thing", "cat", "No, there is no cat."),
+    ],
+)
+def test_answers_state_the_ground_truth(kind, label, answer):
+    assert make(np.random.default_rng(0), SCENE, kind, label).answer == answer
+
+
+def test_description_tells_every_count_and_two_details():
+    assert describe(SCENE) == (
+        "A street at night with two people and one car. "
+        "The people are on the left and in the middle and the white car on the right is parked."
+    )
+    assert describe(Scene("park", "dusk", 448, 256)) == "An empty park at dusk."
+
+
+def test_detection_lines_are_true_noisy_and_missing():
+    rng = np.random.default_rng(1)
+    lines = {training_line(rng, SCENE) for _ in range(200)}
+    assert {"", "Detected: nothing.", "Detected: 2 person (left, middle), 1 car (right)."} <= lines
+    assert len(lines) > 10
+    assert all(0 <= x <= 1 for _ in range(50) for x in noisy_detections(rng, SCENE)[1])
+
+
+def test_labels_mark_every_centre_in_its_cell():
+    labels = vlm_labels.label_tokens(SCENE)
+    centres = labels[:, vlm_labels.INDEX["centre person"]].reshape(8, 14)
+    assert {tuple(map(int, c)) for c in np.argwhere(centres)} == {(4, 1), (4, 7)}
+    assert labels[:, vlm_labels.INDEX["time night"]].all()
+
+
+def _inputs(processor, scene, image, messages, answer):
+    text = processor.apply_chat_template(messages, add_generation_prompt=True) + answer
+    return processor(text=[text], images=[image], return_tensors="pt")
+
+
+def test_ids_pixels_and_loss_equal_the_stock_model(tokenizer, model):
+    """A tree's branch gives the loss that the stock model gives for the same chat alone."""
+    rng = np.random.default_rng(3)
+    scene = sample_scene(rng)
+    pixels = render(scene, rng)
+    enc = vlm_data.Encoder(tokenizer)
+    questions = [("How many people are there?", "There are two people."), ("\nIs it night?", "No.")]
+    branches = [enc.branch([turn]) for turn in questions]
+    tree = vlm_data.Tree(enc.prefix("Be brief.", "Look.\n"), branches, 0)
+    other = vlm_data.Tree(enc.prefix("", "A much longer text before the picture stands here.\n"), branches, 0)
+    trees = vlm_data.pack([tree, other], enc.image_id)
+    patches = vlm_data.normalize(torch.from_numpy(vlm_data.patches_of(pixels))[None], torch.float32)
+    fast = FastVlm(model)
+    with torch.no_grad():
+        states, targets = fast.answer_states(trees, *fast.finish(*fast.encode(patches)))
+        losses = functional.cross_entropy(
+            functional.linear(states, model.lm_head.weight), targets, reduction="none"
+        )
+    image = Image.fromarray(pixels[:, :, ::-1])
+    processor = build_processor(tokenizer)
+    position = 0
+    for system, before in (
+        ("Be brief.", "Look.\n"),
+        ("", "A much longer text before the picture stands here.\n"),
+    ):
+        for question, answer in questions:
+            content = [
+                {"type": "text", "text": before},
+                {"type": "image"},
+                {"type": "text", "text": question},
+            ]
+            messages = [{"role": "system", "content": system}] if system else []
+            inputs = _inputs(
+                processor,
+                scene,
+                image,
+                [*messages, {"role": "user", "content": content}],
+                f"{answer}<|im_end|>",
+            )
+            stock_pixels = inputs["pixel_values"].view(1, 448, 3, 2, 256)[:, :, :, 0].flatten(2)
+            assert torch.allclose(stock_pixels, patches, atol=1e-6)
+            size = len(enc.encode(f"{answer}<|im_end|>"))
+            with torch.no_grad():
+                logits = model(**inputs).logits[0, -size - 1 : -1]
+            ids = inputs["input_ids"][0, -size:]
+            assert ids.tolist() == targets[position : position + size].tolist()
+            stock = functional.cross_entropy(logits, ids, reduction="none")
+            assert torch.allclose(losses[position : position + size], stock, atol=1e-4)
+            position += size
+    assert position == len(targets)
