@@ -11,7 +11,9 @@ from appliance.demo.questions import make
 from appliance.demo.tokenizer import SPECIAL_TOKENS, build_processor, train_tokenizer
 from appliance.demo.vlm_chat import all_texts
 from appliance.demo.vlm_describe import describe, noisy_detections, training_line
+from appliance.demo.vlm_init import initialize
 from appliance.demo.vlm_model import FastVlm, model_config
+from appliance.demo.vlm_scores import Score, parse_count, parse_description, says, score_descriptions
 from vision.scenes import Scene, SceneObject, render, sample_scene
 
 SCENE = Scene(
@@ -39,7 +41,11 @@ def model(tokenizer):
     torch.manual_seed(0)
     config = model_config(600, {t: tokenizer.token_to_id(t) for t in SPECIAL_TOKENS})
     config.text_config.num_hidden_layers = 2
-    return Qwen3VLForConditionalGeneration(config).eval()
+    model = Qwen3VLForConditionalGeneration(config).eval()
+    initialize(model)
+    for merger in model.model.visual.deepstack_merger_list:
+        torch.nn.init.normal_(merger.linear_fc2.weight, std=0.05)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -85,6 +91,45 @@ def test_labels_mark_every_centre_in_its_cell():
     centres = labels[:, vlm_labels.INDEX["centre person"]].reshape(8, 14)
     assert {tuple(map(int, c)) for c in np.argwhere(centres)} == {(4, 1), (4, 7)}
     assert labels[:, vlm_labels.INDEX["time night"]].all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "fact"),
+    [
+        ("count", "There are two people: one on the left and one in the middle.", "2"),
+        ("count", "There is nobody.", "0"),
+        ("anybody", "Yes, there is one person, on the left.", "yes"),
+        ("where", "The car is on the left.", "left"),
+        ("where", "There is no car.", "absent"),
+        ("color", "The car is red.", "red"),
+        ("time", "It is night.", "night"),
+        ("time", "", "?"),
+    ],
+)
+def test_answers_are_scored_by_the_fact_they_state(kind, answer, fact):
+    assert says(kind, answer) == fact
+
+
+def test_descriptions_are_scored_by_class_and_count():
+    assert parse_count("I do not know.") is None
+    assert parse_description("A street by day with two people and a bus. The bus is red.") == {
+        "person": 2,
+        "bus": 1,
+    }
+    empty = Scene("park", "dusk", 448, 256)
+    told = score_descriptions(
+        [SCENE, empty], ["A street at night with one person and one dog.", "An empty park."]
+    )
+    assert told["class_recall"] == 0.5
+    assert told["class_precision"] == 0.5
+    assert told["people_exact"] == 0.5
+
+
+def test_a_score_stands_beside_the_majority_answer():
+    score = Score()
+    for truth, said in (("1", "1"), ("1", "2"), ("3", "3"), ("1", "1")):
+        score.add("How many?", "", truth, said)
+    assert score.report() == {"right": 0.75, "majority": 0.75, "asked": 4}
 
 
 def _inputs(processor, scene, image, messages, answer):
