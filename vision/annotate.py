@@ -1,6 +1,8 @@
 """Drawing what was found into a copy of the frame, and JPEG."""
 
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -50,7 +52,7 @@ def draw(frame: Frame, detections: Detections, text: str | None = None) -> Image
 
 
 def caption_bar(text: str, width: int, size: int) -> Image:
-    """Return ``[h, width, 3]``: light text of ``size`` pixels on dark, wrapped, with ``…`` where it is cut."""
+    """Return ``[h, width, 3]``: light text of ``size`` pixels on dark, wrapped, with ``…`` if cut."""
     font, pad = _font(size), size // 2
     lines = _wrap(text, font, max(width - 2 * pad, size))
     height = len(lines) * (size + size // 3) + pad
@@ -94,7 +96,7 @@ def _colour(detections: Detections, row: int) -> tuple[int, int, int]:
 
 
 def _text_size(frame: Frame) -> int:
-    return max(11, round(min(frame.height, frame.width) / 24))
+    return max(11, round(min(frame.height, frame.width) / 32))
 
 
 @lru_cache(maxsize=256)
@@ -108,6 +110,13 @@ def _label(text: str, size: int, colour: tuple[int, int, int]) -> Image:
 
 @lru_cache(maxsize=8)
 def _font(size: int) -> ImageFont.FreeTypeFont:
+    # why: Pillow's own font has ASCII only; matplotlib, which ultralytics needs, brings one with more letters
+    package = find_spec("matplotlib")
+    places = (package.submodule_search_locations if package else None) or ()
+    for place in places:
+        path = Path(place) / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        if path.is_file():
+            return ImageFont.truetype(str(path), size)
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont)
     return font

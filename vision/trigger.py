@@ -84,6 +84,11 @@ class Trigger:
         best = max(due, key=lambda row: float(detections.scores[row]))
         return Observation(frame, detections, int(track_ids[best]), visits[best].label)
 
+    @property
+    def num_visits(self) -> int:
+        """Tracks in memory."""
+        return len(self._visits)
+
     def reset(self) -> None:
         """Forget all visits: for a new recording. The counts stay."""
         self._visits.clear()

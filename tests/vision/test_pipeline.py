@@ -1,0 +1,114 @@
+"""From frames to observations, with a real model on real pictures."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vision.detector import Detector, DetectorConfig
+from vision.errors import UnknownClass
+from vision.pipeline import CameraConfig, FrameResult, Pipeline
+from vision.sources import open_source
+from vision.trigger import TriggerConfig
+from vision.types import Frame, Image, Observation
+
+PEOPLE = TriggerConfig(labels=("person",))
+
+
+@pytest.fixture(scope="module")
+def yolo26n_320(media: Path) -> Detector:
+    pytest.importorskip("ai_edge_litert", reason="the extra `test` brings the runtime of .tflite models")
+    return Detector(DetectorConfig(str(media / "yolo26n_int8_320.tflite")))
+
+
+def frames_of(image: Image, camera: str, num_frames: int = 6) -> Iterator[Frame]:
+    return (Frame(camera, index, index / 10, 0.0, image) for index in range(num_frames))
+
+
+def test_several_cameras_in_one_batch(yolo26n_320: Detector, bus: Image) -> None:
+    """V17: one model, a tracker each, ids unique as (camera, track)."""
+    cameras = [CameraConfig("gate", 10, trigger=PEOPLE), CameraConfig("yard", 10, trigger=PEOPLE)]
+    pipeline = Pipeline(yolo26n_320, cameras)
+    rounds = [
+        pipeline.process(pair)
+        for pair in zip(frames_of(bus, "gate"), frames_of(bus[:540], "yard"), strict=True)
+    ]
+    assert [[result.frame.camera for result in results] for results in rounds] == [["gate", "yard"]] * 6
+    for column in (0, 1):
+        seen = [results[column].observation for results in rounds]
+        assert [observation is not None for observation in seen] == [False, False, True, False, False, False]
+    gate, yard = rounds[-1]
+    for result in (gate, yard):
+        assert result.detections.track_ids is not None
+        assert min(result.detections.track_ids.tolist()) == 1
+        assert len(set(result.detections.track_ids.tolist())) == len(result.detections)
+    assert (gate.detections.boxes[:, 3] > 540).any()
+    assert (yard.detections.boxes <= 810).all()
+    pipeline.reset("gate")
+    after = pipeline.process([*frames_of(bus, "gate", 1), *frames_of(bus[:540], "yard", 1)])
+    assert min(after[0].detections.track_ids.tolist()) > max(gate.detections.track_ids.tolist())  # type: ignore[union-attr]
+    assert after[1].detections.track_ids.tolist() == yard.detections.track_ids.tolist()  # type: ignore[union-attr]
+
+
+def test_pictures_stand_for_themselves(yolo26n_320: Detector, bus: Image) -> None:
+    """Each picture of a folder with somebody in it is described, at once; ids go on."""
+    pipeline = Pipeline(yolo26n_320, [CameraConfig("album", trigger=PEOPLE, is_video=False)])
+    pictures = [bus, bus, np.zeros_like(bus), bus[:, ::-1].copy()]
+    results = [
+        pipeline.process([Frame("album", i, float(i), 0.0, image)])[0] for i, image in enumerate(pictures)
+    ]
+    assert [result.observation is not None for result in results] == [True, True, False, True]
+    ids = [result.observation.track_id for result in results if result.observation]
+    assert ids == sorted(set(ids))
+
+
+def test_labels_are_checked_against_the_model(yolo26n_320: Detector) -> None:
+    """V18: at start, with the camera's name and the names that there are."""
+    with pytest.raises(UnknownClass, match=r"'gate'.*no class 'persn'.*person, bicycle"):
+        Pipeline(yolo26n_320, [CameraConfig("gate", trigger=TriggerConfig(labels=("persn",)))])
+
+
+def test_a_label_that_the_detector_leaves_out_is_an_error(media: Path) -> None:
+    pytest.importorskip("ai_edge_litert")
+    detector = Detector(DetectorConfig(str(media / "yolo26n_int8_320.tflite"), classes=("person", "car")))
+    with pytest.raises(UnknownClass, match=r"no class 'dog'.*It knows: person, car\."):
+        Pipeline(detector, [CameraConfig("gate", trigger=TriggerConfig(labels=("dog",)))])
+
+
+def test_camera_names_are_used_once(yolo26n_320: Detector, bus: Image) -> None:
+    with pytest.raises(ValueError, match="same name"):
+        Pipeline(yolo26n_320, [CameraConfig("gate"), CameraConfig("gate")])
+    with pytest.raises(KeyError):
+        Pipeline(yolo26n_320, [CameraConfig("gate")]).process(list(frames_of(bus, "yard", 1)))
+    assert Pipeline(yolo26n_320, []).process([]) == []
+
+
+def watch(detector: Detector, clip: Path, trigger: TriggerConfig) -> list[FrameResult]:
+    source = open_source(clip, camera="room")
+    pipeline = Pipeline(detector, [CameraConfig("room", source.fps, trigger=trigger)])
+    return [
+        replace(result, frame=replace(result.frame, image=np.empty((0, 0, 3), np.uint8)))
+        for frame in source
+        for result in pipeline.process([frame])
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_description_a_visit(yolo26n_320: Detector, media: Path) -> None:
+    """V22: six people come one at a time; the room is empty before, between and after.
+
+    That 1× gives the same follows from `test_pacing_follows_the_time_stamps`: same frames, same times.
+    """
+    results = watch(yolo26n_320, media / "one-by-one-person-detection.mp4", PEOPLE)
+    seen: list[Observation] = [result.observation for result in results if result.observation]
+    arrivals_s = [6.2, 22.8, 50.3, 74.5, 92.4, 123.5]
+    assert len(seen) == len(arrivals_s)
+    for observation, arrival_s in zip(seen, arrivals_s, strict=True):
+        assert 0 < observation.frame.time_s - arrival_s < 1.0
+        assert observation.detections.labels.count("person") == 1
+    assert len({observation.track_id for observation in seen}) == len(seen)
+    empty = [result for result in results if result.frame.index < 41 or 205 <= result.frame.index < 220]
+    assert not any("person" in result.detections.labels for result in empty)

@@ -1,0 +1,191 @@
+"""Recorded video: times, turns, sizes, depths and damage."""
+
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from tests.vision.videos import corner, write_video
+from vision.errors import SourceUnreadable, SourceUnsupported
+from vision.types import Image
+from vision.video_file import VideoFile
+
+ONE = 1 << 16
+TURNED_LEFT = (0, -ONE, 0, ONE, 0, 0, 0, 0, 1 << 30)
+UPSIDE_DOWN = (-ONE, 0, 0, 0, -ONE, 0, 0, 0, 1 << 30)
+TURNED_RIGHT = (0, ONE, 0, -ONE, 0, 0, 0, 0, 1 << 30)
+MIRRORED = (-ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30)
+
+
+def light_quarter(image: Image) -> str:
+    """Where the light quarter of `corner` is now."""
+    height, width = image.shape[:2]
+    means = {
+        "upper left": image[: height // 2, : width // 2].mean(),
+        "upper right": image[: height // 2, width // 2 :].mean(),
+        "lower left": image[height // 2 :, : width // 2].mean(),
+        "lower right": image[height // 2 :, width // 2 :].mean(),
+    }
+    return max(means, key=lambda place: means[place])
+
+
+def test_times_come_from_the_time_stamps(tmp_path: Path) -> None:
+    """V9: a variable frame rate."""
+    times = [0.0, 0.1, 0.15, 1.0, 1.04, 1.05, 4.0]
+    path = write_video(tmp_path / "v.mp4", [corner(64, 48)] * len(times), times_s=times)
+    frames = list(VideoFile(path, "yard"))
+    assert [frame.time_s for frame in frames] == pytest.approx(times, abs=1e-3)
+    assert [frame.index for frame in frames] == list(range(len(times)))
+    assert {frame.camera for frame in frames} == {"yard"}
+
+
+def test_a_recording_starts_at_zero_wherever_its_clock_stood(tmp_path: Path) -> None:
+    """V9: MPEG-TS starts its time stamps somewhere."""
+    path = write_video(tmp_path / "v.ts", [corner(64, 48)] * 4, times_s=[7.0, 7.1, 7.2, 7.5])
+    assert [f.time_s for f in VideoFile(path, "a")] == pytest.approx([0.0, 0.1, 0.2, 0.5], abs=1e-3)
+
+
+def test_time_goes_on_where_time_stamps_start_again(tmp_path: Path) -> None:
+    """V11, for files: two recordings joined into one."""
+    part = write_video(tmp_path / "part.ts", [corner(64, 48)] * 5).read_bytes()
+    (tmp_path / "v.ts").write_bytes(part + part)
+    times = [frame.time_s for frame in VideoFile(tmp_path / "v.ts", "a")]
+    assert len(times) == 10
+    assert all(0 < step < 0.5 for step in np.diff(times))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "place", "shape"),
+    [
+        (None, "upper left", (48, 64, 3)),
+        (TURNED_LEFT, "lower left", (64, 48, 3)),
+        (UPSIDE_DOWN, "lower right", (48, 64, 3)),
+        (TURNED_RIGHT, "upper right", (64, 48, 3)),
+        (MIRRORED, "upper right", (48, 64, 3)),
+    ],
+)
+@pytest.mark.parametrize("ending", ["mp4", "mkv"])
+def test_frames_are_upright_exactly_once(
+    tmp_path: Path, matrix: tuple[int, ...] | None, place: str, shape: tuple[int, ...], ending: str
+) -> None:
+    """V10: rotation metadata of 90, 180 and 270 degrees."""
+    if matrix == MIRRORED and ending == "mkv":
+        pytest.skip("Matroska has no mirrored display")
+    path = write_video(tmp_path / f"v.{ending}", [corner(64, 48)] * 2, matrix=matrix)
+    for frame in VideoFile(path, "a"):
+        assert frame.image.shape == shape
+        assert light_quarter(frame.image) == place
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(853, 480), (640, 368), (3632, 1080), (270, 480), (101, 77), (3840, 2160)]
+)
+def test_any_size(tmp_path: Path, width: int, height: int) -> None:
+    """V12: sizes that are no multiple of anything, portrait, 4K."""
+    speed = {"preset": "ultrafast"}
+    path = write_video(tmp_path / "v.mkv", [corner(width, height)] * 2, pix_fmt="yuv444p", options=speed)
+    frames = list(VideoFile(path, "a"))
+    assert len(frames) == 2
+    assert frames[0].image.shape == (height, width, 3)
+    assert (frames[0].width, frames[0].height) == (width, height)
+    edge = frames[0].image.mean(axis=2) > 128
+    assert edge[: height // 2 - 4, : width // 2 - 4].all()
+    assert not edge[height // 2 + 4 :].any()
+    assert not edge[:, width // 2 + 4 :].any()
+
+
+def test_size_changes_on_the_way(tmp_path: Path) -> None:
+    """V13: a stream that goes on with another size."""
+    parts = [
+        write_video(tmp_path / f"{w}.h264", [corner(w, h)] * 3, options={"bf": "0"})
+        for w, h in [(64, 48), (96, 128)]
+    ]
+    (tmp_path / "v.h264").write_bytes(b"".join(part.read_bytes() for part in parts))
+    shapes = [frame.image.shape for frame in VideoFile(tmp_path / "v.h264", "a")]
+    assert shapes == [(48, 64, 3)] * 3 + [(128, 96, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("pix_fmt", "codec"),
+    [
+        ("gray", "ffv1"),
+        ("gray16le", "ffv1"),
+        ("yuv420p10le", "ffv1"),
+        ("bgra", "ffv1"),
+        ("yuvj420p", "mjpeg"),
+    ],
+)
+def test_every_depth_becomes_8_bit_bgr(tmp_path: Path, pix_fmt: str, codec: str) -> None:
+    """V14: grey, 16-bit, 10-bit, alpha and full-range video."""
+    path = write_video(tmp_path / "v.mkv", [corner(64, 48, shade=200)] * 2, codec=codec, pix_fmt=pix_fmt)
+    image = next(iter(VideoFile(path, "a"))).image
+    assert image.dtype == np.uint8
+    assert image.shape == (48, 64, 3)
+    assert image.flags.c_contiguous
+    assert abs(image[12, 16].astype(int) - 200).max() <= 4
+    assert abs(image[36, 48].astype(int) - 16).max() <= 4
+
+
+def test_damaged_packets_are_counted_and_passed(tmp_path: Path) -> None:
+    """V7: H.264 with damage in the middle."""
+    path = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 30, options={"g": "5", "bf": "0"})
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    for position, size in packets[11:14]:
+        data[position : position + size] = bytes(size)
+    path.write_bytes(data)
+    source = VideoFile(path, "a")
+    frames = list(source)
+    assert source.num_lost >= 3
+    assert len(frames) + source.num_lost >= 30
+    assert frames[-1].time_s == pytest.approx(2.9, abs=1e-3)
+    assert all(light_quarter(frame.image) == "upper left" for frame in frames)
+
+
+def test_facts_that_a_progress_bar_needs(tmp_path: Path) -> None:
+    source = VideoFile(write_video(tmp_path / "v.mp4", [corner(64, 48)] * 7, fps=5), "a")
+    assert (source.fps, source.num_frames) == (5.0, 7)
+    assert (source.is_live, source.is_video) == (False, True)
+    assert len(list(source)) == len(list(source)) == 7
+
+
+def test_closing_ends_a_running_iteration(tmp_path: Path) -> None:
+    source = VideoFile(write_video(tmp_path / "v.mp4", [corner(64, 48)] * 7), "a")
+    frames = iter(source)
+    next(frames)
+    source.close()
+    assert list(frames) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no video\n" * 200, bytes(5000)])
+def test_files_that_are_no_video(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.mp4"
+    path.write_bytes(content)
+    with pytest.raises(SourceUnreadable, match=r"notes\.mp4"):
+        list(VideoFile(path, "a"))
+
+
+def test_a_video_whose_every_packet_is_damaged(tmp_path: Path) -> None:
+    """V7: an error, not an empty recording."""
+    path = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 3)
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    for position, size in packets:
+        data[position : position + size] = bytes(size)
+    path.write_bytes(data)
+    with pytest.raises(SourceUnreadable, match="not one frame"):
+        list(VideoFile(path, "a"))
+
+
+def test_sound_alone_is_no_source(tmp_path: Path) -> None:
+    path = tmp_path / "sound.wav"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+    with pytest.raises(SourceUnsupported, match="no video stream"):
+        VideoFile(path, "a")
