@@ -202,5 +202,5 @@ def _beside(rng: Generator, stage: Stage, person: Actor, label: str) -> Actor:
 def _lead(stage: Stage, label: str, foot: float) -> float:
     """How far ahead of a person the centre of a companion is, in frame widths."""
     own, _ = object_size(label, foot, stage.height, SHAPES[label][1])
-    arm = object_size("person", foot, stage.height, 0.10 if label == "bicycle" else 0.32)[0]
+    arm = object_size("person", foot, stage.height, 0.175 if label == "bicycle" else 0.32)[0]
     return (own / 2 + arm) / stage.width
