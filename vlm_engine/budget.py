@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vlm_engine.cost_model import CostModel, SliceWork, StepWork
+from vlm_engine.plan import Chunk
 from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
@@ -215,10 +216,7 @@ class TimeBudget:
 def _step_work(sequence: Sequence, num_tokens: int) -> StepWork:
     """The next `num_tokens` of a sequence as the cost model sees them."""
     start = sequence.num_computed_tokens
-    samples = int(num_tokens == sequence.num_left)
-    if num_tokens == 1:
-        return StepWork(1, samples, num_context=start + 1)
-    return StepWork(num_tokens, samples, num_pairs=num_tokens * start + num_tokens * num_tokens // 2)
+    return Chunk(sequence, start, start + num_tokens).work
 
 
 def _largest(high: int, fits: Callable[[int], bool]) -> int:

@@ -1,9 +1,10 @@
 """Settings of the engine."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulerKind = Literal["latency", "static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,12 @@ class EngineConfig:
             most what ``max_num_seqs`` sequences of ``max_model_len`` need.
         kv_cache_memory: That share, 0 to 1.
         max_num_seqs: Sequences that run at once.
-        max_num_batched_tokens: Tokens a step computes, and so the largest prefill chunk.
+        max_num_batched_tokens: Most tokens a step computes, and so the largest prefill chunk.
+        scheduler: ``latency`` fills steps by milliseconds so that chats keep their targets;
+            ``static`` fills them by `max_num_batched_tokens` and encodes images whole.
+        chat_itl_ms: Milliseconds from one token of a chat to its next.
+        chat_ttft_ms: Milliseconds to the first token of a short chat prompt.
+        background_share: Least share of the time that background work gets under any chat load.
         encoder_cache_tokens: Image tokens whose embeddings are kept; also the largest image.
         num_threads: Threads of torch's CPU kernels; None leaves torch's default.
         enable_prefix_caching: Reuse the KV blocks of equal prompt starts.
@@ -38,6 +44,10 @@ class EngineConfig:
     kv_cache_memory: float = 0.3
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    scheduler: SchedulerKind = "latency"
+    chat_itl_ms: float = 100.0
+    chat_ttft_ms: float = 500.0
+    background_share: float = 0.1
     encoder_cache_tokens: int = 16384
     num_threads: int | None = None
     enable_prefix_caching: bool = True
@@ -49,7 +59,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1, not {value}")
-        if not 0 < self.kv_cache_memory <= 1:
-            raise ValueError(f"kv_cache_memory: must be above 0 and at most 1, not {self.kv_cache_memory}")
-        if self.dtype not in DType.__args__:  # type: ignore[attr-defined]
-            raise ValueError(f"dtype: must be one of {', '.join(DType.__args__)}, not {self.dtype}")  # type: ignore[attr-defined]
+        for name in ("chat_itl_ms", "chat_ttft_ms"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: must be above 0 milliseconds, not {getattr(self, name)}")
+        for name in ("kv_cache_memory", "background_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}: must be above 0 and at most 1, not {getattr(self, name)}")
+        for name, choices in (("dtype", get_args(DType)), ("scheduler", get_args(SchedulerKind))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(self, name)}")

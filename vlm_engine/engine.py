@@ -3,22 +3,24 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import StaticBudget
+from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
 from vlm_engine.config import EngineConfig
+from vlm_engine.cost_model import CostModel
 from vlm_engine.detokenizer import Detokenizer
 from vlm_engine.encoder_cache import EncoderCache
-from vlm_engine.errors import ImageRejected, PromptTooLong, RequestError
+from vlm_engine.errors import RequestError
+from vlm_engine.limits import PromptLimits
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
 from vlm_engine.plan import StepPlan
 from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner
 from vlm_engine.scheduler import Scheduler
-from vlm_engine.sequence import Sequence
+from vlm_engine.sequence import Placeholder, Sequence
 
 log = logging.getLogger(__name__)
 
@@ -65,21 +67,29 @@ class Engine:
         self.config = config
         self.model = model or load_model(config)
         self.runner = ModelRunner(self.model, config)
+        self.cost_model = CostModel()
         pool = BlockPool(self.runner.num_blocks, config.block_size)
         self.scheduler = Scheduler(
             pool,
             EncoderCache(config.encoder_cache_tokens),
-            StaticBudget(config.max_num_batched_tokens),
+            self._make_budget(),
             max_num_seqs=config.max_num_seqs,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         spec = self.model.spec
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
-        self.max_model_len = min(longest, pool.num_tokens)
+        self.limits = PromptLimits(min(longest, pool.num_tokens), config.encoder_cache_tokens)
         self.num_steps = 0
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._texts: dict[str, Detokenizer] = {}
+
+    def _make_budget(self) -> StepBudget:
+        config = self.config
+        if config.scheduler == "static":
+            return StaticBudget(config.max_num_batched_tokens)
+        targets = LatencyTargets(config.chat_itl_ms, config.chat_ttft_ms, config.background_share)
+        return TimeBudget(self.cost_model, targets, config.max_num_batched_tokens)
 
     @property
     def has_work(self) -> bool:
@@ -96,8 +106,8 @@ class Engine:
             RequestError: The request can never run; nothing was queued.
         """
         started = time.perf_counter()
-        prompt = self.model.prepare(request.messages)
-        self._check_fits(prompt)
+        prompt = self.model.prompts.prepare(request.messages)
+        self.limits.check(prompt)
         return prompt, time.perf_counter() - started
 
     def add(self, request: GenerationRequest) -> None:
@@ -116,20 +126,20 @@ class Engine:
         """
         if request.request_id in self._sequences:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
-        room = self.max_model_len - len(prompt.token_ids)
+        room = self.limits.max_model_len - len(prompt.token_ids)
         wanted = request.sampling.max_tokens
         sequence = Sequence(
             request=request,
             token_ids=list(prompt.token_ids),
             num_prompt_tokens=len(prompt.token_ids),
-            placeholders=prompt.placeholders,
+            placeholders=self._with_slices(prompt),
             max_tokens=room if wanted is None else min(wanted, room),
             stop_token_ids=self.model.spec.stop_token_ids,
             arrival_s=self._clock(),
             preprocess_s=preprocess_s,
         )
         self._sequences[request.request_id] = sequence
-        self._texts[request.request_id] = Detokenizer(self.model.tokenizer, request.sampling.stop)
+        self._texts[request.request_id] = Detokenizer(self.model.prompts.tokenizer, request.sampling.stop)
         self.runner.add(sequence, prompt)
         self.scheduler.add(sequence)
 
@@ -141,11 +151,16 @@ class Engine:
             self.runner.forget_images(plan.evicted)
             return events
         self.num_steps += 1
+        step_work, slice_work = plan.step_work, plan.slice_work
         try:
             result = self.runner.execute(plan)
         except Exception as error:
             log.exception("a step with %d sequences failed", len(plan.chunks))
             return events + self._fail(plan, error)
+        if plan.chunks:
+            self.cost_model.learn_step(step_work, result.forward_ms)
+        if plan.encodes:
+            self.cost_model.learn_slices(slice_work, result.encode_ms)
         self.scheduler.commit(plan)
         now = self._clock()
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
@@ -198,22 +213,13 @@ class Engine:
             assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks, "blocks leaked"
             assert not self.scheduler.encoder_cache.num_held, "encoder entries leaked"
 
-    def _check_fits(self, prompt: PreparedPrompt) -> None:
-        num_tokens = len(prompt.token_ids)
-        if num_tokens >= self.max_model_len:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens, at most {self.max_model_len - 1} fit; shorten the "
-                "text or send fewer or smaller images",
-                field="messages",
-            )
-        limit = self.config.encoder_cache_tokens
-        for image in prompt.placeholders:
-            if image.length > limit:
-                raise ImageRejected(
-                    f"image {image.index} takes {image.length} tokens, the encoder holds {limit}; send a "
-                    "smaller image or raise encoder_cache_tokens",
-                    field="messages",
-                )
+    def _with_slices(self, prompt: PreparedPrompt) -> tuple[Placeholder, ...]:
+        """The prompt's images with the work that the encoder has on each."""
+        encoder = self.model.encoder
+        pairs = zip(prompt.placeholders, prompt.images, strict=True)
+        return tuple(
+            replace(run, slices=tuple(part.work for part in encoder.slices(image))) for run, image in pairs
+        )
 
     def _advance(self, sequence: Sequence, token_id: int, now: float) -> TokenEvent:
         """Append a sampled token and tell what text it completes."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vlm_engine.cost_model import SliceWork, StepWork
 from vlm_engine.sequence import Placeholder, Sequence
 
 
@@ -19,6 +20,14 @@ class Chunk:
         return self.end - self.start
 
     @property
+    def work(self) -> StepWork:
+        """What the cost model needs to know of it."""
+        if self.num_tokens == 1:
+            return StepWork(1, int(self.samples), num_context=self.end)
+        num_pairs = self.num_tokens * self.start + self.num_tokens**2 // 2
+        return StepWork(self.num_tokens, int(self.samples), num_pairs=num_pairs)
+
+    @property
     def samples(self) -> bool:
         """Whether the chunk reaches the newest token, so that the next one is sampled."""
         return self.end == self.sequence.num_tokens
@@ -32,6 +41,11 @@ class EncodeItem:
     image: Placeholder
     first: int
     last: int
+
+    @property
+    def work(self) -> SliceWork:
+        """What the cost model needs to know of it."""
+        return sum(self.image.slices[self.first : self.last], SliceWork())
 
     @property
     def is_whole(self) -> bool:
@@ -61,6 +75,16 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens of all chunks."""
         return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def step_work(self) -> StepWork:
+        """All chunks as the cost model sees them."""
+        return sum((chunk.work for chunk in self.chunks), StepWork())
+
+    @property
+    def slice_work(self) -> SliceWork:
+        """All encoder slices as the cost model sees them."""
+        return sum((item.work for item in self.encodes), SliceWork())
 
     @property
     def sequences(self) -> list[Sequence]:

@@ -18,9 +18,17 @@ from vlm_engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: a token for each sequence whose chunk reached its newest token."""
+    """What a step gave: a token for each sequence whose chunk reached its newest token.
+
+    Args:
+        token_ids: By request id.
+        encode_ms: Milliseconds that the encoder slices took.
+        forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
+    """
 
     token_ids: dict[str, int] = field(default_factory=dict)
+    encode_ms: float = 0.0
+    forward_ms: float = 0.0
 
 
 class ModelRunner:
@@ -68,30 +76,42 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Encode, run the forward pass, sample."""
+        """Encode, run the forward pass, sample; measures both parts."""
         self.forget_images(plan.evicted)
-        self._encode(plan)
-        if not plan.chunks:
-            return StepResult()
+        started = time.perf_counter()
+        for item in plan.encodes:
+            self._encode(item)
+        encoded = time.perf_counter()
+        token_ids = self._forward(plan) if plan.chunks else {}
+        self._synchronize()
+        finished = time.perf_counter()
+        return StepResult(token_ids, 1e3 * (encoded - started), 1e3 * (finished - encoded))
+
+    def _forward(self, plan: StepPlan) -> dict[str, int]:
         device = self.model.spec.device
         batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
         sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         if not sampled:
-            return StepResult()
+            return {}
         logits = self.model.logits(hidden[batch.sample_rows])
         params = [sequence.request.sampling for sequence in sampled]
         generators = [self._generators[sequence.request_id] for sequence in sampled]
         tokens = sample(logits, params, generators).tolist()
-        return StepResult({s.request_id: token for s, token in zip(sampled, tokens, strict=True)})
+        return {s.request_id: token for s, token in zip(sampled, tokens, strict=True)}
 
-    def _encode(self, plan: StepPlan) -> None:
-        for item in plan.encodes:
-            started = time.perf_counter()
-            self._encode_item(item)
-            item.sequence.encode_s += time.perf_counter() - started
+    def _encode(self, item: EncodeItem) -> None:
+        started = time.perf_counter()
+        self._run_slices(item)
+        self._synchronize()
+        item.sequence.encode_s += time.perf_counter() - started
 
-    def _encode_item(self, item: EncodeItem) -> None:
+    def _synchronize(self) -> None:
+        """Wait for the GPU, so that what is measured is the work and not its launch."""
+        if self.model.spec.device.type == "cuda":
+            torch.cuda.synchronize(self.model.spec.device)
+
+    def _run_slices(self, item: EncodeItem) -> None:
         image = self._prompts[item.sequence.request_id].images[item.image.index]
         digest, encoder = item.image.digest, self.model.encoder
         if not item.first:

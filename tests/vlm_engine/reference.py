@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from vlm_engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from vlm_engine import Engine, EngineConfig, GenerationRequest, SamplingParams, TokenEvent
 from vlm_engine.models import VisionLanguageModel, load_model
 from vlm_engine.sequence import Placeholder
 
@@ -66,7 +66,9 @@ class Family:
         return cls(stock.config.model_type, side, processor, stock, model)
 
     def engine(self, **limits: Any) -> Engine:
-        config = EngineConfig(self.model.spec.name, **({"kv_cache_tokens": 4096} | limits))
+        config = EngineConfig(
+            self.model.spec.name, **({"kv_cache_tokens": 4096, "scheduler": "static"} | limits)
+        )
         return Engine(config, model=self.model)
 
     def picture(self, seed: int, columns: int = 6, rows: int = 5) -> Image.Image:
@@ -107,6 +109,15 @@ def run(engine: Engine, cases: Iterable[Case], *, every: int = 0) -> dict[str, l
             answers[event.request_id] += event.token_ids
     engine.check_integrity()
     return answers
+
+
+def drain(engine: Engine) -> list[TokenEvent]:
+    """All events until nothing is left to do."""
+    events: list[TokenEvent] = []
+    while engine.has_work:
+        events += engine.step()
+    engine.check_integrity()
+    return events
 
 
 def first_image(engine: Engine, case: Case) -> Placeholder:

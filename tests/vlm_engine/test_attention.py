@@ -120,3 +120,17 @@ def test_other_layers_are_left_alone() -> None:
     assert torch.equal(cache.keys[1][BLOCK : 2 * BLOCK], sequence[1][0, :, :BLOCK].transpose(0, 1))
     assert torch.equal(cache.values[1][:4], sequence[2][0, :, BLOCK:].transpose(0, 1))
     assert cache.values[1][4:BLOCK].isnan().all()
+
+
+def test_what_a_stranger_left_in_the_cache_harms_nobody() -> None:
+    """Decodes of several lengths side by side, with NaN in every block that is none of theirs."""
+    lengths = (3, 20, 50)
+    sequences = [random_sequence(length, 4, 2, seed=20 + length) for length in lengths]
+    cache, tables = make_cache(12, 2), [[5], [7, 2], [11, 3, 9, 4]]
+    for sequence, length, blocks in zip(sequences, lengths, tables, strict=True):
+        attend([sequence], prepare([Span(length, length, blocks)], cache, BLOCK, CPU))
+    spans = [Span(1, length, blocks) for length, blocks in zip(lengths, tables, strict=True)]
+    last = [cut(sequence, length - 1, length) for sequence, length in zip(sequences, lengths, strict=True)]
+    output = attend(last, prepare(spans, cache, BLOCK, CPU))
+    expected = torch.cat([one_pass(*sequence)[:, -1:] for sequence in sequences], dim=1)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-5)

@@ -217,7 +217,7 @@ def test_generate_is_the_one_line_way_in(model: VisionLanguageModel) -> None:
     engine = make_engine(model)
     text = engine.generate(ask("x", picture(), "hello"))
     engine.add(ask("y", picture(), "hello"))
-    assert model.tokenizer.decode(drain(engine)["y"][0], skip_special_tokens=True) == text
+    assert model.prompts.tokenizer.decode(drain(engine)["y"][0], skip_special_tokens=True) == text
 
 
 def test_the_same_id_twice_is_refused(model: VisionLanguageModel) -> None:

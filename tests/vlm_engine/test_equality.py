@@ -1,13 +1,14 @@
 """The engine's greedy tokens are those of `generate()`, however the work is cut, shared or cached."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.vlm_engine.reference import Case, Family, first_image, prompt_length, run
+from tests.vlm_engine.reference import Case, Family, drain, first_image, prompt_length, run
 from vlm_engine import Engine
 from vlm_engine.models.messages import image_digest
 from vlm_engine.models.tower import QwenTower
@@ -129,10 +130,8 @@ def test_cancelled_sequences_leave_the_others_alone(
         event = engine.abort(name)
         assert event is not None
         engine.check_integrity()
-    while engine.has_work:
-        for event in engine.step():
-            answers[event.request_id] += event.token_ids
-    engine.check_integrity()
+    for event in drain(engine):
+        answers[event.request_id] += event.token_ids
     for case, expected in mixed:
         size = len(answers[case.name]) if case.name in "bdfh" else None
         assert answers[case.name] == expected[:size], case.name
@@ -180,8 +179,7 @@ def test_chunk_after_the_image_needs_no_image(family: Family) -> None:
     assert engine.scheduler.running[0].num_left > 1
     assert engine.scheduler.encoder_cache.num_held == 0
     engine.scheduler.encoder_cache.drop(image.digest)
-    while engine.has_work:
-        answer += [token for event in engine.step() for token in event.token_ids]
+    answer += [token for event in drain(engine) for token in event.token_ids]
     assert answer == family.greedy(case)
     assert engine.stats().num_encoded_images == 1
 
@@ -196,7 +194,7 @@ def test_same_request_twice_encodes_nothing(family: Family) -> None:
     run(engine, [other])
     assert engine.stats().num_encoded_images == 2
     engine.add(case.request)
-    events = [event for _ in iter(lambda: engine.has_work, False) for event in engine.step()]
+    events = drain(engine)
     assert [token for event in events for token in event.token_ids] == expected
     usage = events[-1].usage
     assert usage is not None
@@ -294,3 +292,69 @@ def test_max_tokens_end_at_the_context(family: Family) -> None:
     engine: Engine = family.engine(max_model_len=length + 11)
     short = Case("x", case.parts, 11)
     assert run(engine, [case])["x"] == family.greedy(short)
+
+
+def test_text_is_the_decode_of_the_tokens(family: Family, mixed: list[tuple[Case, list[int]]]) -> None:
+    """E21: deltas of eight streams side by side, each joined, are the decodes of `generate()`."""
+    engine, texts = family.engine(), {case.name: "" for case, _ in mixed}
+    for case, _ in mixed:
+        engine.add(case.request)
+    for event in drain(engine):
+        texts[event.request_id] += event.text
+    decode = family.processor.tokenizer.decode
+    assert texts == {case.name: decode(ids, skip_special_tokens=True) for case, ids in mixed}
+
+
+def test_the_models_end_token_ends_the_answer(family: Family) -> None:
+    """As in `generate()`: the token counts, but is no text; with `ignore_eos` it is like any other."""
+    case = Case("x", (family.picture(1), "What is this?"), 20)
+    expected = family.greedy(case)
+    end = next(i for i in range(5, 20) if expected[i] not in expected[:i])
+    model, spec = family.model, family.model.spec
+    model.spec = replace(spec, stop_token_ids=frozenset({expected[end]}))
+    try:
+        engine = family.engine()
+        sampling = replace(case.request.sampling, ignore_eos=False)
+        engine.add(replace(case.request, sampling=sampling))
+        events = drain(engine)
+        assert run(engine, [case])["x"] == expected
+    finally:
+        model.spec = spec
+    assert [token for event in events for token in event.token_ids] == expected[: end + 1]
+    assert "".join(event.text for event in events) == family.processor.tokenizer.decode(expected[:end])
+    assert [event.finish_reason for event in events] == [None] * end + ["stop"]
+
+
+def test_a_stop_string_ends_the_answer(family: Family) -> None:
+    """E22: across tokens; the text ends before it, and the blocks are free at once."""
+    case = Case("x", ("What is happening here?",), 30)
+    text = family.processor.tokenizer.decode(family.greedy(case))
+    stop = text[11:15]
+    engine = family.engine()
+    engine.add(replace(case.request, sampling=replace(case.request.sampling, stop=(stop,))))
+    events = drain(engine)
+    assert "".join(event.text for event in events) == text[: text.index(stop)]
+    assert events[-1].finish_reason == "stop"
+    assert len(events) < 30
+    engine.check_integrity()
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(
+    family: Family, mixed: list[tuple[Case, list[int]]]
+) -> None:
+    """Alone in one pass; cut, crowded, preempted and computed again: the same random answer."""
+    case = Case("seeded", (family.picture(1), "Tell me more."), 24)
+    sampling = replace(case.request.sampling, temperature=1.5, top_p=0.95, seed=11)
+    request = replace(case.request, sampling=sampling)
+    answers = []
+    for limits in ({}, {"max_num_batched_tokens": 20, "kv_cache_tokens": 192, "encoder_cache_tokens": 49}):
+        engine = family.engine(**limits)
+        for other in [each.request for each, _ in mixed] if limits else []:
+            engine.add(other)
+        engine.add(request)
+        events = drain(engine)
+        answers.append([t for e in events if e.request_id == "seeded" for t in e.token_ids])
+    assert engine.stats().counts["preempted"] > 0
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == 24
+    assert answers[0] != family.greedy(case)

@@ -103,18 +103,27 @@ class ImageEncoder(Protocol):
         """After the last slice: ``[num_image_tokens, hidden]``, then the same for DeepStack."""
 
 
+class PromptPreparer(Protocol):
+    """Reads conversations for a family; needs no weights, so it can live in another process."""
+
+    tokenizer: Any
+
+    def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
+        """Tokens, positions and pixels of a conversation; raises `RequestError` on bad input."""
+
+
 class VisionLanguageModel(Protocol):
     """A loaded model of one family."""
 
     spec: ModelSpec
-    tokenizer: Any
+
+    @property
+    def prompts(self) -> PromptPreparer:
+        """What reads conversations for it."""
 
     @property
     def encoder(self) -> ImageEncoder:
         """The vision tower."""
-
-    def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
-        """Tokens, positions and pixels of a conversation; raises `RequestError` on bad input."""
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, images: Sequence[ImageRows], paged: AttentionMetadata

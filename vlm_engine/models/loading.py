@@ -1,6 +1,7 @@
 """From a directory or hub name to a model that runs in the engine."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,44 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from vlm_engine.attention import register
 from vlm_engine.config import EngineConfig
 from vlm_engine.errors import ModelLoadError, UnsupportedModel
-from vlm_engine.models.base import ModelSpec, VisionLanguageModel
+from vlm_engine.models.base import ModelSpec, PromptPreparer, VisionLanguageModel
+from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.qwen_vl import QwenVL
 
-FAMILIES: dict[str, Callable[[Any, Any, ModelSpec], VisionLanguageModel]] = {
-    "qwen2_5_vl": QwenVL,
-    "qwen3_vl": QwenVL,
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What makes a family's parts: `prompts` of processor and config, `model` of the stock model."""
+
+    prompts: Callable[[Any, Any], PromptPreparer]
+    model: Callable[[Any, Any, ModelSpec], VisionLanguageModel]
+
+
+FAMILIES: dict[str, Family] = {
+    "qwen2_5_vl": Family(QwenPrompts, QwenVL),
+    "qwen3_vl": Family(QwenPrompts, QwenVL),
 }
+
+
+def load_prompts(config: EngineConfig) -> PromptPreparer:
+    """Load what reads conversations for a checkpoint, without its weights.
+
+    Raises:
+        UnsupportedModel: Its ``model_type`` has no adapter.
+        ModelLoadError: It is not there, cannot be read, or has no chat template.
+    """
+    settings = _read_config(config.model)
+    family = settings.model_type
+    if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedModel(f"{config.model}: family {family!r} is not supported; supported are {known}")
+    try:
+        processor = AutoProcessor.from_pretrained(config.model)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{config.model}: the processor cannot be loaded: {error}") from error
+    if not getattr(processor, "chat_template", None):
+        raise ModelLoadError(f"{config.model}: the processor has no chat template, so it cannot chat")
+    return FAMILIES[family].prompts(processor, settings)
 
 
 def load_model(config: EngineConfig) -> VisionLanguageModel:
@@ -26,22 +58,16 @@ def load_model(config: EngineConfig) -> VisionLanguageModel:
         UnsupportedModel: Its ``model_type`` has no adapter.
         ModelLoadError: It is not there, cannot be read, lacks tensors, or has no chat template.
     """
-    settings = _read_config(config.model)
-    family = settings.model_type
-    if family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise UnsupportedModel(f"{config.model}: family {family!r} is not supported; supported are {known}")
+    prompts = load_prompts(config)
     device = resolve_device(config.device)
     try:
-        processor = AutoProcessor.from_pretrained(config.model)
         model = _load_weights(config, device)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{config.model}: cannot be loaded: {error}") from error
-    if not getattr(processor, "chat_template", None):
-        raise ModelLoadError(f"{config.model}: the processor has no chat template, so it cannot chat")
     eos = model.generation_config.eos_token_id
-    stops = _stop_token_ids(processor.tokenizer.eos_token_id if eos is None else eos)
-    return FAMILIES[family](model, processor, _spec(config, model, device, stops))
+    stops = _stop_token_ids(prompts.tokenizer.eos_token_id if eos is None else eos)
+    spec = _spec(config, model, device, stops)
+    return FAMILIES[spec.family].model(model, prompts, spec)
 
 
 def _read_config(name: str) -> Any:
