@@ -118,7 +118,9 @@ def _causal_mask(span: Span, device: torch.device) -> Tensor | None:
 def _decodes(slots: list[Tensor], device: torch.device) -> _Decodes:
     if len(slots) == 1:
         return _Decodes(1, _on(device, slots[0]), None)
-    padded = nn.utils.rnn.pad_sequence(slots, batch_first=True, padding_value=0)
+    padded = nn.utils.rnn.pad_sequence(slots, batch_first=True, padding_value=-1)
+    # why: a masked value still counts if it is NaN (0 * NaN), so padding must read no stranger's slot
+    padded = torch.where(padded < 0, padded[:, :1], padded)
     lengths = torch.tensor([len(s) for s in slots])
     mask = torch.arange(padded.shape[1]) < lengths[:, None]
     return _Decodes(len(slots), padded.to(device), mask[:, None, None, :].to(device))
