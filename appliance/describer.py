@@ -20,6 +20,7 @@ from queues.consumer import JobConsumer
 from queues.errors import QueueError
 from queues.types import Delivery
 from vlm_engine import GenerationRequest, SamplingParams, TokenEvent
+from vlm_engine import Timings as EngineTimings
 from vlm_engine.errors import EngineError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -190,13 +191,11 @@ def _refusal(text: str, last: TokenEvent) -> str | None:
 
 
 def _timings(delivery: Delivery, last: TokenEvent) -> Timings:
-    spent = last.timings
-    if spent is None:
-        return Timings(queue_ms=delivery.queue_ms)
+    spent = last.timings or EngineTimings()
     return Timings(
-        queue_ms=delivery.queue_ms + spent.queue_ms,
-        preprocess_ms=spent.preprocess_ms,
-        encode_ms=spent.encode_ms,
-        prefill_ms=spent.prefill_ms,
-        decode_ms=spent.decode_ms,
+        queue_ms=round(delivery.queue_ms + spent.queue_ms, 1),
+        preprocess_ms=round(spent.preprocess_ms, 1),
+        encode_ms=round(spent.encode_ms, 1),
+        prefill_ms=round(spent.prefill_ms, 1),
+        decode_ms=round(spent.decode_ms, 1),
     )

@@ -47,6 +47,10 @@ class Display:
         """A line about the run itself."""
         self._console.print(escape(text), highlight=False, soft_wrap=True)
 
+    def hint(self, text: str) -> None:
+        """What is going on now; only where somebody watches."""
+        self._progress.update(self._task, description=escape(text))
+
     def print(self, line: str) -> None:
         """A line of the result, above the bar."""
         if self._progress.disable:

@@ -63,11 +63,13 @@ class Child:
         """None while it runs; negative is the signal that ended it."""
         return self._process.poll()
 
+    def ask_to_stop(self) -> None:
+        """SIGTERM, without waiting."""
+        self._process.terminate()
+
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """SIGTERM, then SIGKILL after `timeout_s`; returns when the process is gone."""
-        if self._process.poll() is not None:
-            return
-        self._process.terminate()
+        self.ask_to_stop()
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -83,6 +85,7 @@ class Supervisor:
         self._name = name
         self._start = start
         self._child = start()
+        self._is_stopping = False
 
     @property
     def pid(self) -> int:
@@ -90,10 +93,19 @@ class Supervisor:
         return self._child.pid
 
     async def run(self) -> None:
-        """Watches the child until cancelled; raises `ChildError` when it exits with `EXIT_UNUSABLE`."""
+        """Watches the child until cancelled, and then tells it to end.
+
+        Raises `ChildError` when the child exits with `EXIT_UNUSABLE`.
+        """
+        try:
+            await self._watch()
+        finally:
+            self.ask_to_stop()
+
+    async def _watch(self) -> None:
         failures, loop = 0, asyncio.get_running_loop()
         started_at = loop.time()
-        while True:
+        while not self._is_stopping:
             code = self._child.exit_code
             if code is None:
                 await asyncio.sleep(0.2)
@@ -105,9 +117,16 @@ class Supervisor:
             logger.error("%s ended with code %s; starting it again in %.0f s", self._name, code, delay_s)
             await asyncio.sleep(delay_s)
             failures, started_at = failures + 1, loop.time()
-            self.num_restarts += 1
-            self._child = self._start()
+            if not self._is_stopping:
+                self.num_restarts += 1
+                self._child = self._start()
+
+    def ask_to_stop(self) -> None:
+        """Tells the child to end, and starts no other."""
+        self._is_stopping = True
+        self._child.ask_to_stop()
 
     async def stop(self) -> None:
         """Ends the child; returns when it is gone."""
+        self.ask_to_stop()
         await asyncio.to_thread(self._child.stop)

@@ -14,6 +14,7 @@ import redis.asyncio
 from appliance.describer import Describer
 from appliance.display import Display
 from appliance.jobs import Description, decode_description
+from appliance.loading import load_engine
 from appliance.output import DescriptionWriter
 from appliance.player import Player
 from appliance.recordings import Recording, find_recordings
@@ -50,7 +51,7 @@ def run_replay(settings: Settings, options: ReplayOptions) -> int:
         saver = Saver(_folder(options.save)) if options.save else None
         writer = stack.enter_context(DescriptionWriter(options.output))
         display = stack.enter_context(Display())
-        display.say("loading the detector")
+        display.hint("loading the detector")
         detector = Detector(settings.detector)
         url = settings.redis.url or stack.enter_context(EmbeddedServer()).url
         run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
@@ -90,8 +91,8 @@ class Replay:
         async with AsyncExitStack() as stack:
             producer = stack.enter_context(JobProducer(self._url, queue))
             player = self._player(producer, realtime=realtime)
-            self._display.say("loading the vision-language model")
-            engine = AsyncEngine(self._settings.engine)
+            self._display.hint("loading the vision-language model")
+            engine = AsyncEngine(self._settings.engine, load=load_engine)
             stack.push_async_callback(engine.close)
             await engine.start()
             stack.push_async_callback(self._forget, queue)

@@ -4,10 +4,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 
 from fastapi import FastAPI
 
@@ -16,11 +15,15 @@ from appliance.board import BoardReader
 from appliance.describer import Describer
 from appliance.events import EventStore
 from appliance.jobs import decode_description
-from appliance.processes import Child, Supervisor
-from appliance.settings import ServerSettings, Settings, SettingsError
+from appliance.loading import load_engine
+from appliance.ports import listen
+from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
+from appliance.settings import Settings, SettingsError, to_json
 from appliance.tasks import StoppedError, run_beside, run_until
 from queues import EmbeddedServer, JobConsumer, ResultReader
+from queues.errors import QueueError
 from vlm_engine import AsyncEngine
+from vlm_engine.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -29,29 +32,14 @@ WATCH_EVERY_S = 1.0
 POLL_S = 0.1
 
 
-def run_serve(settings: Settings) -> None:
-    """Serves until SIGINT or SIGTERM, and prints one line with the addresses once chat and cameras are up.
+def run_serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:
+    """Serves until SIGINT or SIGTERM; `announce` gets the URL once chat and cameras are up, and prints it.
 
     Raises `SettingsError`, `EngineError`, `QueueError` or `ChildError` when it cannot begin.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with listen(settings.server) as listener:
-        asyncio.run(serve(settings, listener, _print_ready))
-
-
-def listen(server: ServerSettings) -> socket.socket:
-    """The bound socket, so that a port in use is known before a model is loaded; raises `SettingsError`."""
-    listener = socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((server.host.strip("[]"), server.port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise SettingsError(
-            f"cannot listen on {server.host}:{server.port}: {error.strerror}: choose another --port or --host"
-        ) from None
-    return listener
+        asyncio.run(serve(settings, listener, announce or _print_ready))
 
 
 async def serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
@@ -60,94 +48,79 @@ async def serve(settings: Settings, listener: socket.socket, on_ready: Callable[
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
+        service = _Service(settings, stack)
+        with suppress(StoppedError):
+            await run_until(stop, service.run(listener, on_ready))
+
+
+class _Service:
+    """What one `serve` runs: started in order, each registered with `stack` to be ended in the reverse order."""
+
+    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+        self._settings, self._stack = settings, stack
+        self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
+        url = self._redis.url if self._redis else str(settings.redis.url)
+        self._events = EventStore()
+        stack.callback(self._events.close)
+        self._board = BoardReader(url, tuple(settings.cameras))
+        stack.push_async_callback(self._board.close)
+        self._engine = AsyncEngine(settings.engine, load=load_engine)
+        self._consumer = JobConsumer(url, settings.queue)
+        self._results = ResultReader(url, settings.queue)
+        self._app = self._create_app()
+        # why: the worker loads its detector while the engine loads here.
+        self._worker = start_worker(settings, url) if settings.cameras else None
+        if self._worker:
+            stack.push_async_callback(self._worker.stop)
+
+    async def run(self, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+        """Loads, then serves until cancelled or until something that must live has died."""
+        await run_beside(
+            self._load_and_serve(listener, on_ready),
+            *([self._worker.run()] if self._worker else []),
+            *([_keep_running(self._redis)] if self._redis else []),
+        )
+
+    async def _load_and_serve(self, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+        self._stack.push_async_callback(self._engine.close)
+        await self._engine.start()
+        await self._stack.enter_async_context(self._consumer)
+        await self._stack.enter_async_context(self._results)
+        server = ApiServer(self._app, self._settings.server)
+        await run_beside(
+            _serve_http(server, listener),
+            self._describer().run(),
+            _follow_results(self._results, self._events),
+            _announce(server, self._board, on_ready),
+        )
+
+    def _create_app(self) -> FastAPI:
         try:
-            parts = await run_until(stop, _start(settings, stack))
-        except StoppedError:
-            return
-        await _run(settings, parts, listener, stop, on_ready)
+            return create_app(
+                self._engine,
+                self._events,
+                self._board,
+                self._settings.server,
+                queue_status=self._consumer.status,
+            )
+        except UnsafeBindingError as error:
+            raise SettingsError(str(error)) from None
 
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What runs, each started and registered to be ended in the reverse order."""
-
-    app: FastAPI
-    engine: AsyncEngine
-    events: EventStore
-    board: BoardReader
-    consumer: JobConsumer
-    results: ResultReader
-    worker: Supervisor | None
-    redis: EmbeddedServer | None
-
-
-async def _start(settings: Settings, stack: AsyncExitStack) -> _Parts:
-    redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
-    url = redis.url if redis else str(settings.redis.url)
-    board, events = BoardReader(url, tuple(settings.cameras)), EventStore()
-    stack.callback(events.close)
-    stack.push_async_callback(board.close)
-    engine, consumer = AsyncEngine(settings.engine), JobConsumer(url, settings.queue)
-    app = _app(settings, engine, events, board, consumer)
-    # why: the worker loads its detector while the engine loads here.
-    worker = start_worker(settings, url) if settings.cameras else None
-    if worker:
-        stack.push_async_callback(worker.stop)
-    stack.push_async_callback(engine.close)
-    await run_beside(engine.start(), *_watched(worker))
-    await stack.enter_async_context(consumer)
-    results = await stack.enter_async_context(ResultReader(url, settings.queue))
-    return _Parts(app, engine, events, board, consumer, results, worker, redis)
-
-
-async def _run(
-    settings: Settings,
-    parts: _Parts,
-    listener: socket.socket,
-    stop: asyncio.Event,
-    on_ready: Callable[[str], None],
-) -> None:
-    server = ApiServer(parts.app, settings.server)
-    describer = Describer(
-        parts.consumer,
-        parts.engine,
-        concurrency=settings.describe.concurrency,
-        max_tokens=settings.describe.max_tokens,
-        on_settled=parts.events.add,
-    )
-    await run_beside(
-        server.serve(sockets=[listener]),
-        describer.run(),
-        _follow_results(parts.results, parts.events),
-        _exit_on(stop, server),
-        _announce(server, parts.board, on_ready),
-        *_watched(parts.worker),
-        *([_keep_running(parts.redis)] if parts.redis else []),
-    )
-
-
-def _app(
-    settings: Settings,
-    engine: AsyncEngine,
-    events: EventStore,
-    board: BoardReader,
-    consumer: JobConsumer,
-) -> FastAPI:
-    try:
-        return create_app(engine, events, board, settings.server, queue_status=consumer.status)
-    except UnsafeBindingError as error:
-        raise SettingsError(str(error)) from None
+    def _describer(self) -> Describer:
+        return Describer(
+            self._consumer,
+            self._engine,
+            concurrency=self._settings.describe.concurrency,
+            max_tokens=self._settings.describe.max_tokens,
+            on_settled=self._events.add,
+        )
 
 
 def start_worker(settings: Settings, redis_url: str) -> Supervisor:
     """The vision worker in a process of its own; its settings travel by a pipe, as they hold passwords."""
     redis = settings.redis.model_copy(update={"url": redis_url})
-    payload = settings.model_copy(update={"redis": redis}).model_dump_json().encode()
+    payload = to_json(settings.model_copy(update={"redis": redis}))
     return Supervisor("vision worker", lambda: Child("appliance.ingest:child_main", payload))
-
-
-def _watched(worker: Supervisor | None) -> list[Coroutine[Any, Any, None]]:
-    return [worker.run()] if worker else []
 
 
 async def _follow_results(results: ResultReader, events: EventStore) -> None:
@@ -162,9 +135,15 @@ async def _follow_results(results: ResultReader, events: EventStore) -> None:
                 logger.warning("job=%s has a result that is no description: %s", result.job_id, error)
 
 
-async def _exit_on(stop: asyncio.Event, server: ApiServer) -> None:
-    await stop.wait()
-    server.should_exit = True
+async def _serve_http(server: ApiServer, listener: socket.socket) -> None:
+    """Serves; when cancelled, what is being answered may come to its end first."""
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise
 
 
 async def _announce(server: ApiServer, board: BoardReader, on_ready: Callable[[str], None]) -> None:
@@ -179,6 +158,16 @@ async def _keep_running(redis: EmbeddedServer) -> None:
         if redis.ensure_running():
             logger.error("the embedded Valkey had ended and was started again")
         await asyncio.sleep(WATCH_EVERY_S)
+
+
+def child_main() -> None:
+    """`serve` as a child of the demo: settings as JSON on standard input, mistakes in one line."""
+    settings = Settings.model_validate_json(sys.stdin.read())
+    try:
+        run_serve(settings, announce=lambda url: None)
+    except (SettingsError, ChildError, QueueError, EngineError) as error:
+        print(f"appliance: {error}", file=sys.stderr)
+        sys.exit(EXIT_UNUSABLE)
 
 
 def _print_ready(url: str) -> None:

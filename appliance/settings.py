@@ -5,6 +5,7 @@ cannot be are `SettingsError`s that name the path in the file and what is allowe
 """
 
 import dataclasses
+import json
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -164,6 +165,14 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
         raise SettingsError("\n".join(f"{where}: {line}" for line in _explain(error))) from None
     except SourceError as error:
         raise SettingsError(f"environment: {error}: lists and tables are written as JSON") from None
+
+
+def to_json(settings: Settings) -> bytes:
+    """The settings for a child process, read back by `Settings.model_validate_json`, the API key in clear."""
+    data = settings.model_dump(mode="json")
+    key = settings.server.api_key
+    data["server"]["api_key"] = key.get_secret_value() if key else None
+    return json.dumps(data).encode()
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

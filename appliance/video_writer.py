@@ -19,8 +19,8 @@ NOMINAL_FPS = 25
 class VideoWriter:
     """Writes BGR pictures at their own times (variable frame rate).
 
-    The first one's size is the video's, `room` pixels higher, with even sides as the codecs want them; a picture
-    of another size is cut, or padded in dark grey.
+    The first one's size is the video's, `room` pixels higher, with even sides as the codecs want them; a
+    picture of another size is cut, or padded in dark grey.
     """
 
     def __init__(self, path: Path, *, room: int = 0) -> None:

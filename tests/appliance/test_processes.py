@@ -1,0 +1,164 @@
+"""Child processes: started in a session of their own, restarted when they die, never left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from appliance import processes
+from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
+from appliance.tasks import StoppedError, run_beside, run_until
+
+WAIT_S = 60.0
+
+
+def sleep_for_ever() -> None:
+    """The target of children that work until they are told to stop."""
+    sys.stdin.read()
+    time.sleep(600)
+
+
+def ignore_sigterm() -> None:
+    """The target of a child that hangs."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(sys.stdin.read(), flush=True)
+    time.sleep(600)
+
+
+def refuse_settings() -> None:
+    """The target of a child whose settings cannot be used."""
+    sys.exit(EXIT_UNUSABLE)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_gets_its_payload_and_a_session_of_its_own(tmp_path):
+    path = tmp_path / "said"
+    child = Child("tests.appliance.test_processes:write_payload", str(path).encode())
+    wait_until(lambda: child.exit_code is not None)
+
+    assert child.exit_code == 0
+    assert path.read_text() == f"{child.pid} {child.pid}"
+
+
+def write_payload() -> None:
+    """The target of a child that says who it is, into the file that its payload names."""
+    with open(sys.stdin.read(), "w") as file:
+        file.write(f"{os.getsid(0)} {os.getpid()}")
+
+
+@pytest.mark.parametrize("target", ["sleep_for_ever", "ignore_sigterm"])
+def test_stop_ends_a_child_whatever_it_does(target):
+    child = Child(f"tests.appliance.test_processes:{target}", b"")
+    time.sleep(0.5)
+
+    child.stop(timeout_s=0.5)
+
+    assert child.exit_code is not None
+    assert child.exit_code < 0
+    child.stop()
+
+
+def test_a_child_ends_when_its_parent_is_killed():
+    code = (
+        "import time; from appliance.processes import Child; "
+        "print(Child('tests.appliance.test_processes:sleep_for_ever', b'').pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(1)
+        assert not is_gone(pid)
+        parent.kill()
+    wait_until(lambda: is_gone(pid))
+
+
+async def test_a_child_that_dies_is_started_again_with_back_off(monkeypatch):
+    monkeypatch.setattr(processes, "BACK_OFF_S", (0.01, 0.3))
+    supervisor = Supervisor("worker", lambda: Child("tests.appliance.test_processes:sleep_for_ever", b""))
+    watching = asyncio.create_task(supervisor.run())
+    pids = [supervisor.pid]
+    for _ in range(2):
+        os.kill(supervisor.pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        while supervisor.pid == pids[-1]:
+            await asyncio.sleep(0.01)
+        pids.append(supervisor.pid)
+
+    assert time.monotonic() - killed_at >= 0.3
+    assert supervisor.num_restarts == 2
+    assert len(set(pids)) == 3
+    await supervisor.stop()
+    await asyncio.wait_for(watching, 10)
+    assert all(is_gone(pid) for pid in pids)
+
+
+async def test_a_child_that_refuses_its_settings_is_not_started_again():
+    """V18: what no restart can cure is an error at once."""
+    supervisor = Supervisor("worker", lambda: Child("tests.appliance.test_processes:refuse_settings", b""))
+
+    with pytest.raises(ChildError, match="worker"):
+        await asyncio.wait_for(supervisor.run(), WAIT_S)
+    assert supervisor.num_restarts == 0
+
+
+async def test_work_ends_with_the_error_of_what_runs_beside_it():
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("work")
+
+    async def fail() -> None:
+        await asyncio.sleep(0.01)
+        raise ChildError("gone")
+
+    with pytest.raises(ChildError):
+        await run_beside(work(), fail())
+    assert ended == ["work"]
+
+
+async def test_what_runs_beside_the_work_ends_with_it():
+    ended = []
+
+    async def beside() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("beside")
+
+    async def done() -> None:
+        """Ends before the work does, which must not matter."""
+
+    async def work() -> str:
+        await asyncio.sleep(0.02)
+        return "done"
+
+    assert await run_beside(work(), beside(), done()) == "done"
+    assert ended == ["beside"]
+
+
+async def test_work_can_be_stopped():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.02, stop.set)
+
+    with pytest.raises(StoppedError):
+        await run_until(stop, asyncio.sleep(60))
+    assert await run_until(asyncio.Event(), asyncio.sleep(0, "done")) == "done"

@@ -1,0 +1,231 @@
+"""`replay`, the whole job on recorded video: what is described, what is written, and that nothing is lost."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+from PIL import Image
+
+from appliance.recordings import find_recordings
+from appliance.replay import ReplayOptions, run_replay
+from appliance.settings import BUNDLED_DETECTOR, Settings, load_settings
+from appliance.video_writer import VideoWriter
+from queues import EmbeddedServer
+from vision.errors import SourceNotFound, SourceUnsupported
+from vision.sources import FrameSource, open_source
+
+STREET = "synthetic://street?seed=3&fps=5&frames=60"
+VISITS = ((56, 204), (226, 452), (498, 704), (738, 876), (918, 1212), (1230, 1364))
+"""First and last frame with a person in the clip of V22, by eye."""
+
+
+@pytest.fixture
+def settings(qwen3_vl_checkpoint: Path) -> Settings:
+    """The bundled detector, and a tiny model of random weights that says four tokens."""
+    return load_settings(
+        None,
+        {
+            "engine": {
+                "model": str(qwen3_vl_checkpoint),
+                "device": "cpu",
+                "kv_cache_tokens": 4096,
+                "num_threads": 1,
+            },
+            "detector": {"device": "cpu", "imgsz": 320},
+            "describe": {"max_tokens": 4, "cooldown_s": 1, "min_hits": 2},
+        },
+    )
+
+
+def changed(settings: Settings, part: str, **values: Any) -> Settings:
+    """The settings with some values of one part replaced."""
+    data = settings.model_dump()
+    data[part].update(values)
+    return Settings(**data)
+
+
+def play(settings: Settings, tmp_path: Path, *sources: str, **options: Any) -> list[dict[str, Any]]:
+    """The descriptions of a run in which nothing failed."""
+    output = tmp_path / "out" / "descriptions.jsonl"
+    assert run_replay(settings, ReplayOptions(sources, output=output, **options)) == 0
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_each_line_says_what_was_seen_asked_and_answered(settings, tmp_path):
+    lines = play(settings, tmp_path, STREET)
+
+    assert lines
+    for line in lines:
+        assert line["source"] == STREET
+        assert line["time_s"] == pytest.approx(line["frame_index"] / 5)
+        assert line["description"]
+        assert line["error"] is None
+        assert line["prompt"].startswith("Describe this camera frame")
+        assert f"1 {line['label']}" in line["prompt"] or f"{line['label']} (" in line["prompt"]
+        assert line["track_id"] in [detection["track_id"] for detection in line["detections"]]
+        assert set(line["detections"][0]) == {"name", "class", "confidence", "box", "track_id"}
+        assert line["timings"]["prefill_ms"] > 0
+        assert line["timings"]["queue_ms"] > 0
+
+
+def test_a_full_queue_holds_the_player_up_and_loses_nothing(settings, tmp_path):
+    """Recorded video waits for room where a live camera drops."""
+    wide = play(settings, tmp_path, STREET)
+    narrow = changed(changed(settings, "queue", max_len=1), "describe", concurrency=1)
+
+    assert {line["frame_index"] for line in play(narrow, tmp_path, STREET)} == {
+        line["frame_index"] for line in wide
+    }
+    assert len(wide) > 2
+
+
+def test_only_the_wanted_classes_are_described(settings, tmp_path):
+    lines = play(changed(settings, "describe", labels=["person"]), tmp_path, STREET)
+
+    assert lines
+    assert {line["label"] for line in lines} == {"person"}
+
+
+def test_the_users_prompt_is_the_one_that_is_asked(settings, tmp_path):
+    lines = play(changed(settings, "describe", prompt="Who is there?"), tmp_path, STREET)
+
+    assert all(line["prompt"].startswith("Who is there?\n[image]\nDetected: ") for line in lines)
+
+
+def test_a_shared_redis_is_left_as_it_was(settings, tmp_path):
+    """Every detection goes through Redis, and the run's keys are gone afterwards."""
+    import redis
+
+    with EmbeddedServer() as server, redis.Redis.from_url(server.url) as client:
+        lines = play(changed(settings, "redis", url=server.url), tmp_path, STREET)
+        num_added = client.info("commandstats")["cmdstat_xadd"]["calls"]
+        left = [key for key in client.scan_iter() if client.type(key) == b"stream"]
+
+    assert num_added >= 2 * len(lines)
+    assert left == []
+
+
+def test_save_writes_a_snapshot_a_description_and_a_video(settings, tmp_path):
+    folder = tmp_path / "saved"
+
+    lines = play(settings, tmp_path, STREET, save=folder)
+
+    snapshots = sorted(folder.glob("*.jpg"))
+    assert len(snapshots) == len(lines)
+    assert [path.name.split("-")[1] for path in snapshots] == sorted(
+        f"{line['frame_index']:06}" for line in lines
+    )
+    with Image.open(snapshots[0]) as snapshot:
+        assert snapshot.width == 448
+        assert snapshot.height > 256
+    with av.open(str(folder / "street.mp4")) as video:
+        times = [float(frame.time or 0) for frame in video.decode(video=0)]
+        assert video.streams.video[0].codec_context.name in {"h264", "mpeg4"}
+    assert times == pytest.approx([index / 5 for index in range(60)], abs=1e-3)
+
+
+def test_pictures_are_described_one_by_one(settings, tmp_path):
+    """A folder's pictures stand for themselves: no tracking, no cooldown between them."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    frames = list(open_source("synthetic://street?seed=3&fps=1&frames=8&time=day", camera="a"))
+    for frame in frames[2:6]:
+        Image.fromarray(frame.image[:, :, ::-1]).save(folder / f"{frame.index}.png")
+
+    lines = play(settings, tmp_path, str(folder))
+
+    sources = [line["source"] for line in lines]
+    assert sources == sorted(set(sources))
+    assert len(sources) >= 3
+    assert all(Path(source).parent == folder for source in sources)
+
+
+def test_a_source_that_fails_on_the_way_does_not_take_the_others_with_it(settings, tmp_path):
+    good = tmp_path / "good.png"
+    frame = next(iter(open_street()))
+    Image.fromarray(frame.image[:, :, ::-1]).save(good)
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(good.read_bytes()[:200])
+    output = tmp_path / "out.jsonl"
+
+    options = ReplayOptions((str(bad), STREET), output=output)
+    num_failed = run_replay(settings, options)
+
+    assert num_failed == 1
+    assert output.read_text().count("\n") > 0
+
+
+def open_street() -> FrameSource:
+    return open_source(STREET, camera="a")
+
+
+def test_json_lines_go_to_a_standard_output_that_is_no_terminal(settings, monkeypatch, tmp_path):
+    stdout = io.TextIOWrapper(io.BytesIO())
+    monkeypatch.setattr("sys.stdout", stdout)
+
+    assert run_replay(settings, ReplayOptions((STREET,))) == 0
+
+    lines = stdout.buffer.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(json.loads(line)["camera"] == "street" for line in lines)
+    assert lines
+
+
+def test_the_speed_changes_nothing(settings, tmp_path):
+    """V22: the same set at 1x and at max, from a file that plays for two seconds."""
+    path = tmp_path / "clip.mp4"
+    write_clip(path, fps=30)
+
+    fast = play(settings, tmp_path, str(path))
+    slow = play(settings, tmp_path, str(path), realtime=True)
+
+    def what(lines):
+        return {(line["frame_index"], line["time_s"], line["track_id"], line["label"]) for line in lines}
+
+    assert what(fast) == what(slow)
+    assert len(fast) > 1
+    assert slow[-1]["captured_at"] - slow[0]["captured_at"] == pytest.approx(
+        slow[-1]["time_s"] - slow[0]["time_s"], abs=1.5
+    )
+
+
+def write_clip(path: Path, *, fps: int) -> None:
+    """Sixty drawn frames as a video file."""
+    with VideoWriter(path) as video:
+        for frame in open_street():
+            video.write(frame.image, frame.index / fps)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_one_description_per_visit_and_none_for_the_empty_room(settings, media, tmp_path):
+    """V22."""
+    real = changed(settings, "detector", model=str(media / "yolo26n_int8_320.tflite"), imgsz=None)
+    usual = changed(real, "describe", cooldown_s=10, min_hits=3)
+
+    lines = play(usual, tmp_path, str(media / "one-by-one-person-detection.mp4"))
+
+    frames = [line["frame_index"] for line in lines]
+    assert [sum(first <= frame <= last for frame in frames) for first, last in VISITS] == [1] * len(VISITS)
+    assert len(frames) == len(VISITS)
+
+
+def test_what_is_asked_for_is_found_before_anything_is_loaded(tmp_path):
+    with pytest.raises(SourceNotFound, match=r"no file or folder .*none\.mp4"):
+        find_recordings([STREET, str(tmp_path / "none.mp4")])
+    with pytest.raises(SourceNotFound, match="no video and no picture"):
+        find_recordings([str(tmp_path)])
+    with pytest.raises(SourceUnsupported, match="rtsp://"):
+        find_recordings(["rtsp://user:secret@host/1"])
+
+
+def test_sources_of_one_name_get_names_of_their_own():
+    names = [recording.name for recording in find_recordings([STREET, STREET, "synthetic://yard"])]
+
+    assert names == ["street", "street-2", "yard"]
+
+
+def test_the_bundled_detector_is_there():
+    assert Path(BUNDLED_DETECTOR).is_file()

@@ -1,0 +1,179 @@
+"""`serve` end to end: the real command, its cameras, its chat, and what is left when it ends (nothing)."""
+
+import base64
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+import yaml
+
+from appliance.client import ApplianceClient, ClientError, user_message
+from tests.appliance.running import START_S, Running, running, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+CAMERAS = {
+    "street": {"source": "synthetic://street?seed=3&fps=5&live=1"},
+    "yard": {"source": "synthetic://yard?seed=5&fps=5&live=1"},
+}
+
+
+def write_config(folder: Path, checkpoint: Path, **parts: object) -> str:
+    engine = {"model": str(checkpoint), "device": "cpu", "kv_cache_tokens": 4096, "num_threads": 1}
+    config = {
+        "engine": engine,
+        "detector": {"device": "cpu", "imgsz": 320},
+        "describe": {"max_tokens": 4, "cooldown_s": 1},
+        "server": {"port": 0},
+        "cameras": CAMERAS,
+        **parts,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def ready_url(command: Running) -> str:
+    def url() -> str:
+        assert command.process.poll() is None, command.stderr
+        return command.stdout.partition("page ")[2].partition("/ ")[0]
+
+    return until(url, START_S)
+
+
+@pytest.fixture(scope="module")
+def appliance(
+    qwen3_vl_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Running, str]]:
+    """One appliance for the tests of this module, with two good cameras and one whose file is missing."""
+    folder = tmp_path_factory.mktemp("serve")
+    broken = {"source": str(folder / "missing.mp4")}
+    config = write_config(folder, qwen3_vl_checkpoint, cameras={**CAMERAS, "broken": broken})
+    with running(folder, "serve", "--config", config) as command:
+        yield command, ready_url(command)
+
+
+@pytest.fixture
+def client(appliance: tuple[Running, str]) -> Iterator[ApplianceClient]:
+    with ApplianceClient(appliance[1]) as client:
+        yield client
+
+
+def frame_of(client: ApplianceClient, camera: str) -> bytes | None:
+    try:
+        return client.newest_frame(camera)
+    except ClientError:
+        return None
+
+
+def test_cameras_are_described_and_a_broken_one_is_told_apart(client):
+    """V2: one camera without a source, the others run."""
+    until(lambda: client.health()["queue"]["num_done"] >= 2, START_S)
+    states = {camera["name"]: camera["state"] for camera in client.cameras()}
+
+    assert states == {"street": "running", "yard": "running", "broken": "failed"}
+    assert client.health()["status"] == "ok"
+    with pytest.raises(ClientError, match="no frame"):
+        client.newest_frame("broken")
+
+
+def test_descriptions_are_streamed_as_events(client):
+    event = next(iter(client.events()))
+
+    assert event["camera"] in CAMERAS
+    assert event["description"]
+    assert event["prompt"].startswith("Describe this camera frame")
+
+
+def test_chat_about_what_a_camera_sees_now(client):
+    picture = ("image/jpeg", until(lambda: frame_of(client, "street")))
+    message = user_message("Who is there?", picture)
+
+    answer = "".join(client.stream_chat([message], model=client.model_name(), max_tokens=5))
+
+    assert answer
+
+
+def test_any_openai_client_can_talk_to_it(appliance, client):
+    jpeg = base64.b64encode(until(lambda: frame_of(client, "yard"))).decode()
+    sdk = openai.OpenAI(base_url=f"{appliance[1]}/v1", api_key="none", max_retries=0)
+    content = [
+        {"type": "text", "text": "What is there?"},
+        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{jpeg}"}},
+    ]
+    with sdk:
+        answer = sdk.chat.completions.create(
+            model=client.model_name(),
+            messages=[{"role": "user", "content": content}],  # type: ignore[list-item]
+            max_tokens=4,
+        )
+
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+
+
+def test_a_dead_vision_worker_is_started_again(appliance, client):
+    """A crash stays in its process: chat goes on, and the cameras come back."""
+    (worker,) = appliance[0].find("appliance.ingest")
+
+    worker.kill()
+
+    assert "".join(client.stream_chat([user_message("Hello")], model=client.model_name(), max_tokens=4))
+    until(lambda: [p for p in appliance[0].find("appliance.ingest") if p.pid != worker.pid], 30)
+    num_before = client.health()["queue"]["num_done"]
+    until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
+    assert "vision worker ended with code -9" in appliance[0].stderr
+
+
+def test_a_port_in_use_is_said_at_once(qwen3_vl_checkpoint, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = write_config(tmp_path, qwen3_vl_checkpoint, server={"port": port})
+        with running(tmp_path, "serve", "-c", config) as command:
+            assert command.process.wait(START_S) == 2
+
+    assert f"cannot listen on 127.0.0.1:{port}" in command.stderr
+    assert len(command.stderr.splitlines()) == 1
+
+
+def test_an_unknown_class_ends_the_start(qwen3_vl_checkpoint, tmp_path):
+    """V18: a start-up error that lists the names that are known."""
+    config = write_config(tmp_path, qwen3_vl_checkpoint, describe={"labels": ["unicorn"]})
+    with running(tmp_path, "serve", "-c", config) as command:
+        assert command.process.wait(START_S) == 2
+        command.assert_nothing_is_left()
+
+    assert "has no class 'unicorn'. It knows: person," in command.stderr
+    assert "Traceback" not in command.stderr
+
+
+def test_a_signal_ends_everything(appliance, client):
+    """V6: also with an open stream of events; the last test of the shared appliance."""
+    reading = threading.Thread(target=lambda: [None for _ in client.events()], daemon=True)
+    reading.start()
+    family = appliance[0].family()
+
+    assert appliance[0].stop(signal.SIGINT) == 0
+
+    assert len(family) >= 4
+    appliance[0].assert_nothing_is_left()
+    assert "Traceback" not in appliance[0].stderr
+    reading.join(10)
+    assert not reading.is_alive()
+
+
+def test_nothing_is_left_after_a_hard_kill(qwen3_vl_checkpoint, tmp_path):
+    config = write_config(tmp_path, qwen3_vl_checkpoint)
+    with running(tmp_path, "serve", "-c", config) as command:
+        until(lambda: command.find("appliance.ingest"), START_S)
+
+        command.stop(signal.SIGKILL)
+
+        command.assert_nothing_is_left()
