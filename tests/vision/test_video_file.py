@@ -30,6 +30,17 @@ def light_quarter(image: Image) -> str:
     return max(means, key=lambda place: means[place])
 
 
+def damage(path: Path, first: int, end: int, keep: float = 0.0) -> None:
+    """Blank the packets from `first` up to `end`, all but the leading part `keep` of each."""
+    with av.open(str(path)) as container:
+        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    for position, size in packets[first:end]:
+        kept = int(size * keep)
+        data[position + kept : position + size] = bytes(size - kept)
+    path.write_bytes(data)
+
+
 def test_times_come_from_the_time_stamps(tmp_path: Path) -> None:
     """V9: a variable frame rate."""
     times = [0.0, 0.1, 0.15, 1.0, 1.04, 1.05, 4.0]
@@ -130,18 +141,24 @@ def test_every_depth_becomes_8_bit_bgr(tmp_path: Path, pix_fmt: str, codec: str)
 def test_damaged_packets_are_counted_and_passed(tmp_path: Path) -> None:
     """V7: H.264 with damage in the middle."""
     path = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 30, options={"g": "5", "bf": "0"})
-    with av.open(str(path)) as container:
-        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
-    data = bytearray(path.read_bytes())
-    for position, size in packets[11:14]:
-        data[position : position + size] = bytes(size)
-    path.write_bytes(data)
+    damage(path, 11, 14)
     source = VideoFile(path, "a")
     frames = list(source)
     assert source.num_lost >= 3
     assert len(frames) + source.num_lost >= 30
     assert frames[-1].time_s == pytest.approx(2.9, abs=1e-3)
     assert all(light_quarter(frame.image) == "upper left" for frame in frames)
+
+
+def test_frames_that_are_damaged_in_part_are_left_out(tmp_path: Path) -> None:
+    """V7: the decoder patches them up with something, which is no picture of what was there."""
+    noise = np.random.default_rng(0).integers(0, 256, (240, 300, 3), np.uint8)
+    moving = [noise[i : i + 192, 2 * i : 2 * i + 240] for i in range(30)]
+    path = write_video(tmp_path / "v.mp4", moving, options={"g": "10", "bf": "0"})
+    damage(path, 12, 14, keep=0.5)
+    source = VideoFile(path, "a")
+    assert [frame.index for frame in source] == [i for i in range(30) if i not in (12, 13)]
+    assert source.num_lost == 2
 
 
 def test_facts_that_a_progress_bar_needs(tmp_path: Path) -> None:
@@ -170,12 +187,7 @@ def test_files_that_are_no_video(tmp_path: Path, content: bytes) -> None:
 def test_a_video_whose_every_packet_is_damaged(tmp_path: Path) -> None:
     """V7: an error, not an empty recording."""
     path = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 3)
-    with av.open(str(path)) as container:
-        packets = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
-    data = bytearray(path.read_bytes())
-    for position, size in packets:
-        data[position : position + size] = bytes(size)
-    path.write_bytes(data)
+    damage(path, 0, 3)
     with pytest.raises(SourceUnreadable, match="not one frame"):
         list(VideoFile(path, "a"))
 
