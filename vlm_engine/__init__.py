@@ -22,11 +22,13 @@ from vlm_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vlm_engine.async_engine import AsyncEngine
+    from vlm_engine.client import EngineProcess
     from vlm_engine.engine import Engine, EngineStats
 
 _LATE = {
     "AsyncEngine": "vlm_engine.async_engine",
     "Engine": "vlm_engine.engine",
+    "EngineProcess": "vlm_engine.client",
     "EngineStats": "vlm_engine.engine",
 }
 
@@ -35,6 +37,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "EngineProcess",
     "EngineStats",
     "EngineStopped",
     "GenerationRequest",

@@ -13,31 +13,11 @@ from vlm_engine.engine import Engine, EngineStats
 from vlm_engine.errors import EngineStopped, RequestError
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
+from vlm_engine.streams import Streams
 
 log = logging.getLogger(__name__)
 
 Call = Callable[[Engine], None]
-
-
-class _Stream:
-    """Events of one request on their way to its reader; a slow reader gets them merged."""
-
-    def __init__(self) -> None:
-        self._pending: TokenEvent | None = None
-        self._ready = asyncio.Event()
-
-    def push(self, event: TokenEvent) -> None:
-        """Add an event; runs in the reader's event loop."""
-        self._pending = event if self._pending is None else self._pending.merged(event)
-        self._ready.set()
-
-    async def pull(self) -> TokenEvent:
-        """Everything since the last call as one event."""
-        await self._ready.wait()
-        self._ready.clear()
-        event, self._pending = self._pending, None
-        assert event is not None, "woken without an event"
-        return event
 
 
 class AsyncEngine:
@@ -66,7 +46,7 @@ class AsyncEngine:
         self._is_closing = False
         self._death: str | None = None
         self._last_step_s = time.monotonic()
-        self._streams: dict[str, _Stream] = {}
+        self._streams = Streams()
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="preprocess")
 
     async def start(self) -> None:
@@ -99,15 +79,15 @@ class AsyncEngine:
         self._check_open()
         if request.request_id in self._streams:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
-        stream = self._streams[request.request_id] = _Stream()
+        stream = self._streams.open(request.request_id)
         try:
             prompt, seconds = await self._prepare(request)
             self._check_open()
             self._call(lambda engine: self._submit(engine, request, prompt, seconds))
-            async for event in self._follow(request.request_id, stream):
+            async for event in self._streams.follow(request.request_id, stream):
                 yield event
         finally:
-            if self._streams.pop(request.request_id, None) is stream:
+            if self._streams.close(request.request_id, stream):
                 self._call(lambda engine: _abort(engine, request.request_id))
 
     @property
@@ -150,15 +130,6 @@ class AsyncEngine:
     async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, float]:
         return await asyncio.get_running_loop().run_in_executor(self._workers, self.engine.prepare, request)
 
-    async def _follow(self, request_id: str, stream: _Stream) -> AsyncIterator[TokenEvent]:
-        while True:
-            event = await stream.pull()
-            if event.is_last:
-                self._streams.pop(request_id, None)
-            yield event
-            if event.is_last:
-                return
-
     # -- between the loops ----------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -171,17 +142,6 @@ class AsyncEngine:
             self._calls.append(call)
             self._wake.notify()
 
-    def _deliver(self, events: list[TokenEvent]) -> None:
-        """Hand the events of one step to their readers; runs in the event loop."""
-        for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.push(event)
-
-    def _end_all(self, reason: str) -> None:
-        events = [TokenEvent(request_id, finish_reason="error", error=reason) for request_id in self._streams]
-        self._deliver(events)
-
     # -- the engine's thread --------------------------------------------------------------------
 
     def _run(self, engine: Engine) -> None:
@@ -190,13 +150,13 @@ class AsyncEngine:
                 self._last_step_s = time.monotonic()
                 events = engine.step()
                 if events:
-                    self._loop.call_soon_threadsafe(self._deliver, events)
+                    self._loop.call_soon_threadsafe(self._streams.deliver, events)
             reason = "the engine is closed"
         except BaseException as error:
             log.exception("the engine's loop died")
             reason = self._death = f"the engine's loop died: {error!r}"
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end_all, reason)
+            self._loop.call_soon_threadsafe(self._streams.end_all, reason)
 
     def _submit(
         self, engine: Engine, request: GenerationRequest, prompt: PreparedPrompt, seconds: float
@@ -205,7 +165,7 @@ class AsyncEngine:
             engine.submit(request, prompt, seconds)
         except RequestError as error:
             event = TokenEvent(request.request_id, finish_reason="error", error=str(error))
-            self._loop.call_soon_threadsafe(self._deliver, [event])
+            self._loop.call_soon_threadsafe(self._streams.deliver, [event])
 
     def _wait_for_work(self, engine: Engine) -> bool:
         """Run the calls that wait, sleep while there is nothing to do; False when closing."""

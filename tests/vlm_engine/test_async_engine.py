@@ -1,6 +1,8 @@
 """The engine's front: streams, cancels and health, with the loop in its own thread."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +10,16 @@ import pytest
 import pytest_asyncio
 
 from tests.vlm_engine.test_engine import ask, picture
-from vlm_engine import AsyncEngine, Engine, EngineConfig, EngineStopped, RequestError, TokenEvent
+from vlm_engine import (
+    AsyncEngine,
+    Engine,
+    EngineConfig,
+    EngineProcess,
+    EngineStopped,
+    ModelLoadError,
+    RequestError,
+    TokenEvent,
+)
 from vlm_engine.models import load_model
 
 
@@ -16,16 +27,24 @@ def config_of(folder: Path) -> EngineConfig:
     return EngineConfig(str(folder), dtype="float32", device="cpu", kv_cache_tokens=2048)
 
 
-@pytest_asyncio.fixture
-async def engine(qwen3_vl_checkpoint: Path) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine(config_of(qwen3_vl_checkpoint))
+Client = AsyncEngine | EngineProcess
+
+
+@pytest_asyncio.fixture(
+    params=[AsyncEngine, EngineProcess], ids=["thread", "process"], loop_scope="module", scope="module"
+)
+async def engine(request: pytest.FixtureRequest, qwen3_vl_checkpoint: Path) -> AsyncIterator[Client]:
+    engine: Client = request.param(config_of(qwen3_vl_checkpoint))
     await engine.start()
     yield engine
     await engine.close()
 
 
-async def collect(engine: AsyncEngine, *args: object, **more: object) -> list[TokenEvent]:
+async def collect(engine: Client, *args: object, **more: object) -> list[TokenEvent]:
     return [event async for event in engine.generate(ask(*args, **more))]  # type: ignore[arg-type]
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def until(predicate: object, timeout_s: float = 30.0) -> None:
@@ -47,28 +66,29 @@ async def test_streams_give_what_the_synchronous_engine_gives(
     assert all(stream[-1].finish_reason == "length" for stream in streams)
 
 
-async def test_closing_the_stream_aborts_the_request(engine: AsyncEngine) -> None:
+async def test_closing_the_stream_aborts_the_request(engine: Client) -> None:
     """E20, A1: in decode."""
     stream = engine.generate(ask("gone", picture(), max_tokens=900))
     await anext(stream)
     await stream.aclose()  # type: ignore[attr-defined]
-    await until(lambda: engine.stats().num_running == 0)
-    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+    await until(lambda: engine.stats().num_running == 0 and engine.stats().num_steps > 0)
+    await until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
     assert (await collect(engine, "gone", "again"))[-1].finish_reason == "length"
 
 
-async def test_cancelled_while_preprocessing_never_runs(engine: AsyncEngine) -> None:
+async def test_cancelled_while_preprocessing_never_runs(engine: Client) -> None:
     """E20: the task is cancelled at once."""
-    task = asyncio.create_task(collect(engine, "gone", picture(size=(320, 320))))
+    num_encoded = engine.stats().num_encoded_images
+    task = asyncio.create_task(collect(engine, "gone", picture(99, size=(320, 320))))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (await collect(engine, "next", "hello"))[-1].usage.completion_tokens == 6  # type: ignore[union-attr]
-    assert engine.stats().num_encoded_images == 0
+    assert engine.stats().num_encoded_images == num_encoded
 
 
-async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(engine: AsyncEngine) -> None:
+async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(engine: Client) -> None:
     events: list[TokenEvent] = []
     async for event in engine.generate(ask("slow", "hello", max_tokens=60)):
         events.append(event)
@@ -79,13 +99,13 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(engine: AsyncE
     assert len(events) < len(fast)
 
 
-async def test_bad_input_raises_before_anything_is_queued(engine: AsyncEngine) -> None:
+async def test_bad_input_raises_before_anything_is_queued(engine: Client) -> None:
     with pytest.raises(RequestError):
         await collect(engine, "bad", "<|image_pad|>")
-    assert engine.stats().num_waiting == engine.stats().num_running == 0
+    await until(lambda: engine.stats().num_waiting == engine.stats().num_running == 0)
 
 
-async def test_an_id_that_is_running_is_refused(engine: AsyncEngine) -> None:
+async def test_an_id_that_is_running_is_refused(engine: Client) -> None:
     stream = engine.generate(ask("x", "hello", max_tokens=500))
     await anext(stream)
     with pytest.raises(RequestError, match="already running"):
@@ -93,8 +113,11 @@ async def test_an_id_that_is_running_is_refused(engine: AsyncEngine) -> None:
     await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def test_closing_the_engine_ends_streams_with_an_error(qwen3_vl_checkpoint: Path) -> None:
-    engine = AsyncEngine(config_of(qwen3_vl_checkpoint))
+@pytest.mark.parametrize("kind", [AsyncEngine, EngineProcess])
+async def test_closing_the_engine_ends_streams_with_an_error(
+    qwen3_vl_checkpoint: Path, kind: type[Client]
+) -> None:
+    engine = kind(config_of(qwen3_vl_checkpoint))
     assert not engine.is_healthy
     await engine.start()
     assert engine.is_healthy
@@ -149,3 +172,48 @@ async def test_a_frozen_loop_is_unhealthy(qwen3_vl_checkpoint: Path) -> None:
     assert (await task)[-1].finish_reason == "length"
     assert engine.is_healthy
     await engine.close()
+
+
+@pytest.mark.parametrize("kind", [AsyncEngine, EngineProcess])
+async def test_a_model_that_cannot_be_loaded_is_named(kind: type[Client]) -> None:
+    engine = kind(EngineConfig("/nowhere/model"))
+    with pytest.raises(ModelLoadError, match="/nowhere/model"):
+        await engine.start()
+    await engine.close()
+
+
+async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_checkpoint: Path) -> None:
+    """A7, E25: health says so while it happens."""
+    engine = EngineProcess(config_of(qwen3_vl_checkpoint))
+    await engine.start()
+    wanted = await collect(engine, "before", picture(), "hello")
+    stream = engine.generate(ask("x", "hello", max_tokens=2000))
+    await anext(stream)
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    rest = [event async for event in stream]
+    assert rest[-1].finish_reason == "error"
+    assert "being started again" in (engine.unhealthy_reason or "")
+    with pytest.raises(EngineStopped, match="being started again"):
+        await collect(engine, "y", "hello")
+    await until(lambda: engine.is_healthy, 60.0)
+    again = await collect(engine, "after", picture(), "hello")
+    assert [e.token_ids for e in again] != []
+    assert "".join(e.text for e in again) == "".join(e.text for e in wanted)
+    assert engine.num_restarts == 1
+    await engine.close()
+
+
+async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_checkpoint: Path) -> None:
+    """A7: frozen from outside, no sign of life."""
+    engine = EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.0)
+    await engine.start()
+    pid = engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: not engine.is_healthy)
+    assert "no sign of life" in (engine.unhealthy_reason or "")
+    os.kill(pid, signal.SIGCONT)
+    await until(lambda: engine.is_healthy)
+    await engine.close()
+    assert not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,257 @@
+"""The engine in another process, seen from an event loop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from vlm_engine import errors, wire
+from vlm_engine.config import EngineConfig
+from vlm_engine.engine import EngineStats
+from vlm_engine.errors import EngineStopped, ModelLoadError, RequestError
+from vlm_engine.models import PromptPreparer, load_prompts
+from vlm_engine.request import GenerationRequest, TokenEvent
+from vlm_engine.streams import Streams
+
+log = logging.getLogger(__name__)
+
+BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+STABLE_AFTER_S = 60.0
+STOP_TIMEOUT_S = 5.0
+
+
+class EngineProcess:
+    """Runs an engine in a process of its own, and starts it again when it dies.
+
+    Conversations are tokenized and images preprocessed here, so that none of it takes the
+    interpreter away from the step loop. All methods belong to one event loop; the interface is that
+    of `AsyncEngine`.
+
+    Args:
+        config: Model and limits.
+        stall_s: Seconds without a sign of life after which the engine is unhealthy.
+        num_preprocess: Requests that are preprocessed at once.
+    """
+
+    def __init__(self, config: EngineConfig, *, stall_s: float = 30.0, num_preprocess: int = 2) -> None:
+        self.config = config
+        self.num_restarts = 0
+        self._stall_s = stall_s
+        self._streams = Streams()
+        self._workers = ThreadPoolExecutor(num_preprocess, thread_name_prefix="preprocess")
+        self._context: zmq.asyncio.Context | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._prompts: PromptPreparer | None = None
+        self._ready: wire.Ready | None = None
+        self._stats: EngineStats | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._reason: str | None = "the engine is not started"
+        self._last_sign_s = time.monotonic()
+
+    async def start(self) -> None:
+        """Start the process and wait until its model is loaded.
+
+        Raises:
+            ModelLoadError: The model cannot be loaded.
+            EngineStopped: The process died while it loaded.
+        """
+        self._context = zmq.asyncio.Context()
+        self._folder = Path(tempfile.mkdtemp(prefix="vlm-engine-"))
+        try:
+            loading = asyncio.to_thread(load_prompts, self.config)
+            self._prompts, _ = await asyncio.gather(loading, self._launch())
+        except BaseException:
+            await self.close()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def close(self) -> None:
+        """End the process; requests that are running end with an error event."""
+        self._reason = "the engine is closed"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+        self._streams.end_all(self._reason)
+        await self._end_process()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+        """Events of a request until its end; closing the iterator aborts it at the next step.
+
+        Raises:
+            RequestError: The request can never run; raised before anything was queued.
+            EngineStopped: The engine is closed, or being started again.
+        """
+        self._check_open()
+        if request.request_id in self._streams:
+            raise RequestError(f"request {request.request_id} is already running", field="request_id")
+        stream = self._streams.open(request.request_id)
+        try:
+            frames = await asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, request)
+            self._check_open()
+            await self._send(frames)
+            async for event in self._streams.follow(request.request_id, stream):
+                yield event
+        finally:
+            if self._streams.close(request.request_id, stream) and self._reason is None:
+                await self._send([wire.encode(wire.Abort(request.request_id))])
+
+    @property
+    def model_name(self) -> str:
+        """What the model was loaded from."""
+        return self.config.model
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why requests do not move, or None."""
+        silent_s = time.monotonic() - self._last_sign_s
+        if self._reason is None and silent_s > self._stall_s:
+            return f"no sign of life for {silent_s:.0f} s with {len(self._streams)} requests running"
+        return self._reason
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the process runs and shows signs of life."""
+        return self.unhealthy_reason is None
+
+    def stats(self) -> EngineStats:
+        """The books as the engine told them last, at most half a second ago.
+
+        Raises:
+            EngineStopped: The engine was not started.
+        """
+        if self._stats is None:
+            raise EngineStopped("the engine is not started")
+        return self._stats
+
+    def _prepare(self, request: GenerationRequest) -> list[Any]:
+        started = time.perf_counter()
+        prompts, ready = self._prompts, self._ready
+        if prompts is None or ready is None:
+            raise EngineStopped("the engine is not started")
+        prompt = prompts.prepare(request.messages)
+        ready.limits.check(prompt)
+        prompt = wire.narrowed(prompt, ready.dtype)
+        return wire.encode_submit(request, prompt, time.perf_counter() - started)
+
+    def _check_open(self) -> None:
+        if self._reason is not None:
+            raise EngineStopped(self._reason)
+
+    async def _send(self, frames: list[Any]) -> None:
+        if self._socket is not None:
+            await self._socket.send_multipart(frames, copy=False)
+
+    # -- the process ----------------------------------------------------------------------------
+
+    async def _launch(self) -> None:
+        """Start a process and wait for its first message."""
+        assert self._context is not None, "started without a context"
+        socket = self._socket = self._context.socket(zmq.PAIR)
+        address = f"ipc://{self._folder}/engine-{self.num_restarts}.sock"
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.bind(address)
+        start = msgspec.json.encode(wire.Start(self.config, address, os.getpid()))
+        command = [sys.executable, "-m", "vlm_engine.server"]
+        # why: a session of its own keeps the terminal's Ctrl-C with the parent
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin:
+            stdin.write(start)
+        self._ready = await self._first_message(socket, self._process)
+        self._stats = self._ready.stats
+        self._last_sign_s = time.monotonic()
+        self._reason = None
+
+    async def _first_message(
+        self, socket: zmq.asyncio.Socket, process: "subprocess.Popen[bytes]"
+    ) -> wire.Ready:
+        while not await socket.poll(100):
+            if process.poll() is not None:
+                raise EngineStopped(
+                    f"the engine's process ended with code {process.returncode} while it loaded"
+                )
+        message = wire.decode_to_client(await socket.recv())
+        if isinstance(message, wire.Failed):
+            raise getattr(errors, message.kind, ModelLoadError)(message.message)
+        assert isinstance(message, wire.Ready), "the first message says whether the model is loaded"
+        return message
+
+    async def _supervise(self) -> None:
+        """Read the engine's messages; when its process dies, end its streams and start another."""
+        failures = 0
+        while True:
+            started_s = time.monotonic()
+            await self._read_until_death()
+            assert self._process is not None
+            code = self._process.returncode
+            self._reason = f"the engine's process ended with code {code} and is being started again"
+            log.error("%s", self._reason)
+            self._streams.end_all(self._reason)
+            failures = 0 if time.monotonic() - started_s > STABLE_AFTER_S else failures
+            while self._reason is not None:
+                await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
+                failures += 1
+                await self._relaunch()
+
+    async def _relaunch(self) -> None:
+        await self._end_process()
+        self.num_restarts += 1
+        try:
+            await self._launch()
+        except errors.EngineError as error:
+            self._reason = f"the engine cannot be started again: {error}"
+            log.error("%s", self._reason)
+
+    async def _read_until_death(self) -> None:
+        assert self._socket is not None
+        assert self._process is not None
+        while True:
+            if await self._socket.poll(200):
+                self._take(wire.decode_to_client(await self._socket.recv()))
+            elif self._process.poll() is not None:
+                return
+
+    def _take(self, message: wire.ToClient) -> None:
+        self._last_sign_s = time.monotonic()
+        if isinstance(message, wire.Events):
+            self._streams.deliver(message.events)
+        elif isinstance(message, wire.Heartbeat):
+            self._stats = message.stats
+
+    async def _end_process(self) -> None:
+        """End the process by pid, gently first; returns when it is gone."""
+        process, socket = self._process, self._socket
+        self._process = self._socket = None
+        if process is not None:
+            process.terminate()
+            try:
+                await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                await asyncio.to_thread(process.wait)
+        if socket is not None:
+            socket.close(linger=0)

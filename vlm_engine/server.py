@@ -1,0 +1,108 @@
+"""The engine in a process of its own: it steps, and between two steps it reads its mail.
+
+Started by `EngineProcess`. Nothing else runs here, since a busy Python thread beside the step loop
+takes the interpreter away from it.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import msgspec
+import zmq
+
+from vlm_engine import wire
+from vlm_engine.engine import Engine
+from vlm_engine.errors import EngineError, RequestError
+from vlm_engine.request import TokenEvent
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.25
+
+
+class EngineServer:
+    """Answers one client over a socket.
+
+    Args:
+        engine: The engine to step.
+        socket: Connected to the client.
+        parent_pid: The loop ends when this process is gone.
+    """
+
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]", parent_pid: int) -> None:
+        self._engine = engine
+        self._socket = socket
+        self._parent_pid = parent_pid
+        self._is_closing = False
+        self._heartbeat_s = 0.0
+
+    def run(self) -> None:
+        """Serve until the client says so or is gone."""
+        dtype = str(self._engine.model.spec.dtype).removeprefix("torch.")
+        self._send(wire.Ready(self._engine.limits, self._engine.stats(), dtype))
+        while not self._is_closing and os.getppid() == self._parent_pid:
+            self._read_mail(wait_ms=0 if self._engine.has_work else int(1e3 * HEARTBEAT_S))
+            if self._engine.has_work:
+                self._tell(self._engine.step())
+            self._beat()
+
+    def _read_mail(self, wait_ms: int) -> None:
+        while self._socket.poll(wait_ms):
+            self._handle(self._socket.recv_multipart(copy=False))
+            wait_ms = 0
+
+    def _handle(self, frames: list[Any]) -> None:
+        message = wire.decode_to_server(frames[0].buffer)
+        if isinstance(message, wire.Submit):
+            self._submit(message, [frame.buffer for frame in frames[1:]])
+        elif isinstance(message, wire.Abort):
+            self._engine.abort(message.request_id)
+        else:
+            self._is_closing = True
+
+    def _submit(self, header: wire.Submit, frames: wire.Frames) -> None:
+        try:
+            self._engine.submit(*wire.decode_submit(header, frames), header.preprocess_s)
+        except RequestError as error:
+            self._tell([TokenEvent(header.request_id, finish_reason="error", error=str(error))])
+
+    def _tell(self, events: list[TokenEvent]) -> None:
+        """Hand over the news of one step in one message."""
+        if events:
+            self._send(wire.Events(events))
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now - self._heartbeat_s >= HEARTBEAT_S:
+            self._heartbeat_s = now
+            self._send(wire.Heartbeat(self._engine.stats()))
+
+    def _send(self, message: wire.ToClient) -> None:
+        self._socket.send(wire.encode(message))
+
+
+def main() -> None:
+    """Read `wire.Start` from standard input, load the model, serve."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    start = msgspec.json.decode(sys.stdin.buffer.read(), type=wire.Start)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.connect(start.address)
+    try:
+        engine = Engine(start.config)
+    except EngineError as error:
+        socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
+    else:
+        EngineServer(engine, socket, start.parent_pid).run()
+    finally:
+        context.destroy(linger=1000)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    main()
