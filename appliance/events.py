@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from appliance.jobs import Description
+from appliance.model_names import shown_model_name
 
 SCHEMA_VERSION = 1
 _SCHEMA = f"""
@@ -162,9 +163,10 @@ class EventStore:
 
 
 def event_body(description: Description) -> bytes:
-    """A description as the JSON of an event: `id` in front, without `source`."""
+    """A description as the JSON of an event: `id` in front, without `source` and the model's folder."""
     fields = msgspec.to_builtins(description)
     del fields["source"]
+    fields["model"] = shown_model_name(description.model)
     return msgspec.json.encode({"id": fields.pop("job_id"), "object": "event"} | fields)
 
 

@@ -1,6 +1,8 @@
 """The server that carries the app."""
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
@@ -11,9 +13,10 @@ _SHUTDOWN_TIMEOUT_S = 5
 
 
 class ApiServer(uvicorn.Server):
-    """Uvicorn for an app of `create_app`; `await server.serve()` runs until a signal or `should_exit`.
+    """Uvicorn for an app of `create_app`; `await server.serve()` runs until `should_exit` is set.
 
-    At shutdown event streams end at once, chats get five seconds.
+    At shutdown event streams end at once, chats get five seconds. Signals are the business of the program
+    around it.
     """
 
     def __init__(self, app: FastAPI, settings: ServerSettings) -> None:
@@ -35,6 +38,11 @@ class ApiServer(uvicorn.Server):
         """Where the server listens, once `started`; with port 0 it is known only then."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Called by `serve`; leaves the program's handlers where they are."""
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by `serve` at its end."""

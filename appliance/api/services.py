@@ -4,7 +4,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio
@@ -15,6 +14,7 @@ from appliance.api.errors import not_found, unavailable
 from appliance.events import EventStore
 from appliance.images import ImageLimits
 from appliance.jobs import CameraStatus
+from appliance.model_names import shown_model_name
 from queues.types import QueueStatus
 from vlm_engine import GenerationRequest, TokenEvent
 
@@ -83,7 +83,7 @@ class Services:
         self.cameras = cameras
         self.queue_status = queue_status
         self.limits = limits
-        self.model_names = (model_name or _served_name(engine.model_name), *aliases)
+        self.model_names = (model_name or shown_model_name(engine.model_name), *aliases)
         self.started_at = int(time.time())
         self.num_chats = 0
         self.is_stopping = False
@@ -134,8 +134,3 @@ def services_of(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
     return services
-
-
-def _served_name(model: str) -> str:
-    # why: where a model lies on this machine is nobody's business
-    return Path(model).name if Path(model).is_dir() else model

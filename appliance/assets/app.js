@@ -9,6 +9,7 @@ const MAX_TOKENS = 256;
 const byId = (id) => document.getElementById(id);
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const cards = new Map();
+const live = new Set();
 let model = null;
 let history = [];
 let asking = null;
@@ -104,6 +105,7 @@ async function followStatus() {
         byId("model").textContent = model;
       }
       for (const camera of (await (await call("v1/cameras")).json()).data) {
+        if (camera.num_frames) live.add(camera.name);
         const fps = camera.fps ? `, ${camera.fps.toFixed(1)} frames/s` : "";
         cardOf(camera.name).querySelector(".quiet").textContent = `${camera.state}${fps}`;
       }
@@ -123,8 +125,8 @@ function setHealth(status, reason) {
 async function followFrames() {
   for (;;) {
     if (!document.hidden) {
-      const frames = [...cards].map(([name, card]) =>
-        showImage(card.querySelector("img"), `v1/cameras/${encodeURIComponent(name)}/frame.jpg`));
+      const frames = [...live].map((name) => showImage(
+        cardOf(name).querySelector("img"), `v1/cameras/${encodeURIComponent(name)}/frame.jpg`));
       await Promise.allSettled(frames);
     }
     await pause(FRAME_EVERY_MS);

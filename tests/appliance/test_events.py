@@ -39,6 +39,13 @@ def test_an_event_is_the_description_without_its_source(store: EventStore) -> No
     assert set(body) - {"id", "object"} == set(msgspec.to_builtins(description("a"))) - {"job_id", "source"}
 
 
+def test_a_models_folder_is_not_told(store: EventStore) -> None:
+    store.add(description("a", model="/srv/models/vlm"))
+    store.add(description("b", model="organisation/model"))
+    models = [msgspec.json.decode(event.body)["model"] for event in store.newest(EVERYTHING, 2)]
+    assert models == ["organisation/model", "vlm"]
+
+
 def test_a_redelivered_job_stays_one_event(store: EventStore) -> None:
     assert store.add(description("a"))
     assert not store.add(description("a", text="Something else."))
