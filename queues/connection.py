@@ -24,7 +24,7 @@ UNREACHABLE = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, O
 
 
 def connect(url: str, config: QueueConfig) -> redis.Redis:
-    """A blocking client whose calls end within `command_timeout_s`, twice when the connection was stale.
+    """A blocking client whose calls end within `command_timeout_s`; a stale connection is replaced once.
 
     why: RESP2, whose reply shapes are the same in redis-py 6 to 8.
     """
@@ -33,7 +33,7 @@ def connect(url: str, config: QueueConfig) -> redis.Redis:
         protocol=2,
         socket_timeout=config.command_timeout_s,
         socket_connect_timeout=config.command_timeout_s,
-        retry=Retry(NoBackoff(), 1),
+        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
 
 
@@ -44,7 +44,7 @@ def connect_async(url: str, config: QueueConfig) -> redis.asyncio.Redis:
         protocol=2,
         socket_timeout=config.command_timeout_s,
         socket_connect_timeout=config.command_timeout_s,
-        retry=AsyncRetry(NoBackoff(), 1),
+        retry=AsyncRetry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
 
 

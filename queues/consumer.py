@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from queues import scripts
 from queues.config import QueueConfig
-from queues.errors import QueueError, QueueUnavailable
+from queues.errors import QueueError
 from queues.link import Argument, Link
 from queues.outage import Outage
 from queues.status import parse_status
@@ -133,8 +133,7 @@ class JobConsumer:
             self._keeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._keeper
-            with suppress(QueueError):
-                await self._release()
+            await self._release()
         await self._link.close()
 
     async def __aenter__(self) -> Self:
@@ -211,7 +210,7 @@ class JobConsumer:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._keep_every_s)
-            with suppress(QueueUnavailable):
+            with suppress(QueueError):
                 await self._renew()
 
     async def _renew(self) -> None:
@@ -223,6 +222,9 @@ class JobConsumer:
     async def _release(self) -> None:
         rows = [(entry_id, held[0].times_delivered) for entry_id, held in self._held.items()]
         visibility_ms = _milliseconds(self.config.visibility_s)
-        await self._link.run(
-            scripts.RELEASE, self.name, visibility_ms, *(item for row in rows for item in row)
-        )
+        if self.outage.delay_s:
+            return
+        with suppress(QueueError):
+            await self._link.run(
+                scripts.RELEASE, self.name, visibility_ms, *(item for row in rows for item in row)
+            )

@@ -12,6 +12,8 @@ from typing import Self
 from urllib.parse import quote
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from queues.errors import ServerStartFailed
 
@@ -26,7 +28,7 @@ exec 3<&0
 folder=$1; shift
 "$@" </dev/null 3<&- &
 server=$!
-{ read -r _ <&3; kill -9 "$server"; rm -rf -- "$folder"; } 2>/dev/null &
+{ read -r _ <&3; trap '' TERM; kill -9 "$server"; rm -rf -- "$folder"; } 2>/dev/null &
 reader=$!
 wait "$server"
 status=$?
@@ -157,7 +159,9 @@ class EmbeddedServer:
 
     def _answers(self) -> bool:
         try:
-            with redis.Redis(unix_socket_path=str(self._socket), protocol=2) as client:
+            with redis.Redis(
+                unix_socket_path=str(self._socket), protocol=2, retry=Retry(NoBackoff(), 0)
+            ) as client:
                 return bool(client.ping())
         except (redis.RedisError, OSError):
             return False

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import redis
 
 from queues.config import QueueConfig
-from queues.connection import UNREACHABLE, check_server, connect_async, connect_reader, translate
+from queues.connection import check_server, connect_async, connect_reader, translate
 from queues.errors import QueueUnavailable
 from queues.outage import Outage
 
@@ -16,8 +16,24 @@ T = TypeVar("T")
 Argument = str | bytes | int | float
 
 
-def _is_group_gone(error: redis.RedisError) -> bool:
+def _is_group_gone(error: Exception) -> bool:
     return any(word in str(error) for word in ("NOGROUP", "UNBLOCKED"))
+
+
+async def _cancellable(action: Callable[[], Awaitable[T]]) -> T:
+    """What `action` answers, and a cancellation that came meanwhile, always.
+
+    why: redis-py sends under `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes
+    just as the sending ends; a task that loops around us would then never end.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    num_before = task.cancelling()
+    try:
+        return await action()
+    finally:
+        if task.cancelling() > num_before:
+            raise asyncio.CancelledError
 
 
 class Link:
@@ -49,23 +65,21 @@ class Link:
 
     async def run(self, script: str, consumer: str, *arguments: Argument) -> Any:
         """The answer of a script of `queues.scripts`; errors as in `ask`."""
-        call = self._scripts.setdefault(script, self.commands.register_script(script))
+        call = self._scripts.get(script) or self.commands.register_script(script)
+        self._scripts[script] = call
         return await self.ask(lambda: call(self.config.keys, [self.config.group, consumer, *arguments]))
 
     async def ask(self, action: Callable[[], Awaitable[T]]) -> T | None:
         """What `action` answers, or None when the group was gone (it is there again now).
 
-        Raises `QueueUnavailable` when the server cannot be reached, `QueueError` for any other refusal.
+        Raises `QueueUnavailable` when the server cannot be reached, another `QueueError` for its refusal.
         """
         try:
-            answer = await action()
-        except UNREACHABLE as error:
+            answer = await _cancellable(action)
+        except (redis.RedisError, OSError) as error:
             self.outage.bad(error)
-            raise translate(error, self._url) from error
-        except redis.RedisError as error:
             if not _is_group_gone(error):
                 raise translate(error, self._url) from error
-            self.outage.bad(error)
             await self._make_group_again()
             return None
         self.outage.good()
@@ -101,7 +115,7 @@ class Link:
 
     async def _make_group_again(self) -> None:
         try:
-            await self._make_group()
+            await _cancellable(self._make_group)
         except (redis.RedisError, OSError) as error:
             raise translate(error, self._url) from error
 

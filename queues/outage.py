@@ -49,12 +49,15 @@ class Outage:
         self.num_failures = 0
         self._last_answer = time.monotonic()
 
-    def bad(self, error: Exception) -> None:
-        """The server could not be reached, or answered with an error that waiting may cure."""
+    def bad(self, error: Exception, cost_s: float = 0.0) -> None:
+        """The server could not be reached, or answered with an error that waiting may cure.
+
+        The next try waits `cost_s` at least: what a blocking caller lost on this one.
+        """
         self.num_failures += 1
         now = time.monotonic()
         longest = min(_FIRST_DELAY_S * 2.0 ** min(self.num_failures - 1, 10), _LONGEST_DELAY_S)
-        self._next_try = now + longest * random.uniform(0.75, 1.0)
+        self._next_try = now + max(cost_s, longest * random.uniform(0.75, 1.0))
         if now >= self._next_log:
             self._next_log = now + _LOG_EVERY_S
             self._is_logged = True

@@ -48,8 +48,9 @@ class JobProducer:
         """Queue a job; False when its id is known already.
 
         With `when_full="wait"` it waits up to `timeout_s` (None: for ever) for room, then raises `QueueFull`.
-        Raises `JobTooLarge`, and `QueueUnavailable` at once while the server is known to be away. A put that
-        fails may be repeated: it never queues twice.
+        Raises `JobTooLarge`, and `QueueUnavailable`: at once if nobody listens or the last failure is fresh,
+        after `command_timeout_s` when the server falls silent. A put that fails may be repeated: it never
+        queues twice.
         """
         if len(job.body) > self.config.max_body_bytes:
             raise JobTooLarge(
@@ -108,10 +109,11 @@ class JobProducer:
     def _call(self, script: Callable[..., Any], arguments: list[Argument]) -> Any:
         if self.outage.delay_s:
             raise QueueUnavailable(f"the queue at {self.outage.url} did not answer a moment ago")
+        started = time.monotonic()
         try:
             answer = script(self._keys, [self.config.group, "", *arguments])
         except UNREACHABLE as error:
-            self.outage.bad(error)
+            self.outage.bad(error, cost_s=time.monotonic() - started)
             raise translate(error, self._url) from error
         except redis.RedisError as error:
             raise translate(error, self._url) from error
