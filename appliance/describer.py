@@ -36,6 +36,10 @@ class VisionLanguageModel(Protocol):
     def model_name(self) -> str:
         """The name under which the model is served."""
 
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why requests do not move, or None."""
+
     def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
         """Events of one request until its last; closing the iterator cancels the request."""
 
@@ -97,6 +101,10 @@ class Describer:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _take(self) -> list[Delivery]:
+        if self._model.unhealthy_reason is not None:
+            # why: jobs wait in the queue for the engine's return; taking them now would use up their deliveries.
+            await asyncio.sleep(ENGINE_PAUSE_S)
+            return []
         try:
             return await self._consumer.take(self._concurrency - len(self._running), TAKE_BLOCK_MS)
         except QueueError as error:

@@ -1,4 +1,4 @@
-"""`appliance serve`: the front with the engine in this process, the vision worker and Redis beside it."""
+"""`appliance serve`: the front in this process; the engine, the vision worker and Redis in their own."""
 
 import asyncio
 import logging
@@ -15,14 +15,13 @@ from appliance.board import BoardReader
 from appliance.describer import Describer
 from appliance.events import EventStore
 from appliance.jobs import decode_description
-from appliance.loading import load_engine
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.tasks import StoppedError, run_beside, run_until
 from queues import EmbeddedServer, JobConsumer, ResultReader
 from queues.errors import QueueError
-from vlm_engine import AsyncEngine
+from vlm_engine import EngineProcess
 from vlm_engine.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ async def serve(settings: Settings, listener: socket.socket, on_ready: Callable[
 
 
 class _Service:
-    """What one `serve` runs: started in order, each registered with `stack` to be ended in the reverse order."""
+    """What one `serve` runs, started in order; `stack` ends it in the reverse order."""
 
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
         self._settings, self._stack = settings, stack
@@ -64,7 +63,7 @@ class _Service:
         stack.callback(self._events.close)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
-        self._engine = AsyncEngine(settings.engine, load=load_engine)
+        self._engine = EngineProcess(settings.engine)
         self._consumer = JobConsumer(url, settings.queue)
         self._results = ResultReader(url, settings.queue)
         self._app = self._create_app()

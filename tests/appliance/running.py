@@ -73,7 +73,7 @@ class Running:
         self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
-    def assert_nothing_is_left(self, timeout_s: float = 30.0) -> None:
+    def assert_nothing_is_left(self, timeout_s: float = 120.0) -> None:
         """Every process of the family is gone within `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         while alive := [p for p in self._family if _is_alive(p)]:

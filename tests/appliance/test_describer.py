@@ -86,6 +86,7 @@ class Scripted:
     script: list[Event | Exception]
     always: dict[str, Event] = field(default_factory=dict)
     model_name: str = "scripted"
+    unhealthy_reason: str | None = None
     delay_s: float = 0.0
     num_running: int = 0
     most_running: int = 0
@@ -252,6 +253,17 @@ async def test_what_is_in_hand_at_the_end_goes_back_to_the_queue(server, queue):
     settled = await describe(server, queue, Scripted([]), [])
 
     assert settled["a"].text == "A person."
+
+
+async def test_jobs_wait_in_the_queue_while_the_engine_is_away(server, queue):
+    """A dead engine's work comes back: no delivery is spent before it is up again."""
+    model = Scripted([], unhealthy_reason="being started again")
+    asyncio.get_running_loop().call_later(0.5, lambda: setattr(model, "unhealthy_reason", None))
+
+    settled = await describe(server, queue, model, [job("a")])
+
+    assert settled["a"].text == "A person."
+    assert settled["a"].timings.queue_ms >= 400
 
 
 async def test_the_engines_deadline_is_the_jobs(server, queue):

@@ -186,9 +186,7 @@ def test_the_speed_changes_nothing(settings, tmp_path):
 
     assert what(fast) == what(slow)
     assert len(fast) > 1
-    assert slow[-1]["captured_at"] - slow[0]["captured_at"] == pytest.approx(
-        slow[-1]["time_s"] - slow[0]["time_s"], abs=1.5
-    )
+    assert slow[-1]["captured_at"] - slow[0]["captured_at"] > slow[-1]["time_s"] - slow[0]["time_s"] - 0.1
 
 
 def write_clip(path: Path, *, fps: int) -> None:

@@ -130,6 +130,19 @@ def test_a_dead_vision_worker_is_started_again(appliance, client):
     assert "vision worker ended with code -9" in appliance[0].stderr
 
 
+def test_a_dead_engine_is_started_again(appliance, client):
+    """Chat and descriptions come back, and no description is an error of the engine's."""
+    (engine,) = appliance[0].find("vlm_engine.server")
+
+    engine.kill()
+
+    until(lambda: client.health()["status"] != "ok", 30)
+    until(lambda: client.health()["status"] == "ok", START_S)
+    num_before = client.health()["queue"]["num_done"]
+    until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
+    assert client.health()["queue"]["dead"] == 0
+
+
 def test_a_port_in_use_is_said_at_once(qwen3_vl_checkpoint, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
