@@ -234,6 +234,16 @@ def test_an_image_over_two_requests_is_encoded_once(family: Family) -> None:
     assert engine.stats().num_encoded_images == 1
 
 
+def test_images_that_do_not_fit_together_take_turns(family: Family) -> None:
+    """E6, E7, E9: room for 1.1 images, three of them in two prompts cut into chunks; each is encoded once."""
+    a, b, c = (family.picture(seed, 10, 10) for seed in (62, 63, 64))
+    cases = [Case("x", (a, "and", b), 4), Case("y", (c, "What is this?"), 4)]
+    expected = {case.name: family.greedy(case) for case in cases}
+    engine = family.engine(max_num_batched_tokens=24, encoder_cache_tokens=110)
+    assert run(engine, cases) == expected
+    assert engine.stats().num_encoded_images == 3
+
+
 def test_same_bytes_in_another_shape_are_another_image(family: Family) -> None:
     """E10: 30x150 and 150x30 pixels of the same bytes give their own answers, with all caches on."""
     data = np.random.default_rng(7).integers(0, 256, 30 * 150 * 3, dtype=np.uint8).tobytes()
