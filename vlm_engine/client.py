@@ -174,8 +174,8 @@ class EngineProcess:
         address = f"ipc://{self._folder}/engine-{self.num_restarts}.sock"
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(address)
-        start = msgspec.json.encode(wire.Start(self.config, address, os.getpid()))
-        command = [sys.executable, "-m", "vlm_engine.server"]
+        start = msgspec.json.encode(wire.Start(self.config, address))
+        command = [sys.executable, "-m", "vlm_engine.process", str(os.getpid())]
         # why: a session of its own keeps the terminal's Ctrl-C with the parent
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert self._process.stdin is not None

@@ -1,10 +1,9 @@
 """The engine in a process of its own: it steps, and between two steps it reads its mail.
 
-Started by `EngineProcess`. Nothing else runs here, since a busy Python thread beside the step loop
-takes the interpreter away from it.
+Started by `EngineProcess` through `vlm_engine.process`. Nothing else runs here, since a busy Python
+thread beside the step loop takes the interpreter away from it.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -13,13 +12,12 @@ from typing import Any
 
 import msgspec
 import zmq
+from transformers.utils import logging as transformers_logging
 
 from vlm_engine import wire
 from vlm_engine.engine import Engine
 from vlm_engine.errors import EngineError, RequestError
 from vlm_engine.request import TokenEvent
-
-log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 
@@ -30,18 +28,17 @@ class EngineServer:
     Args:
         engine: The engine to step.
         socket: Connected to the client.
-        parent_pid: The loop ends when this process is gone.
     """
 
-    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]", parent_pid: int) -> None:
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
         self._engine = engine
         self._socket = socket
-        self._parent_pid = parent_pid
+        self._parent_pid = os.getppid()
         self._is_closing = False
         self._heartbeat_s = 0.0
 
     def run(self) -> None:
-        """Serve until the client says so or is gone."""
+        """Serve until the client says so or its process is gone."""
         dtype = str(self._engine.model.spec.dtype).removeprefix("torch.")
         self._send(wire.Ready(self._engine.limits, self._engine.stats(), dtype))
         while not self._is_closing and os.getppid() == self._parent_pid:
@@ -93,16 +90,12 @@ def main() -> None:
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(start.address)
+    transformers_logging.disable_progress_bar()
     try:
         engine = Engine(start.config)
     except EngineError as error:
         socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
     else:
-        EngineServer(engine, socket, start.parent_pid).run()
+        EngineServer(engine, socket).run()
     finally:
         context.destroy(linger=1000)
-
-
-if __name__ == "__main__":
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    main()

@@ -22,7 +22,6 @@ class Start(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     address: str
-    parent_pid: int
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
