@@ -232,7 +232,7 @@ class Engine:
         delta = "" if reason == "stop" else text.push([token_id])
         reason = "stop" if text.stopped else reason
         if reason is None:
-            return TokenEvent(sequence.request_id, delta, (token_id,))
+            return TokenEvent(sequence.request_id, delta, (token_id,), usage=sequence.usage())
         self.scheduler.finish(sequence, reason)
         return self._end(sequence, reason, text=delta + text.finish(), token_ids=(token_id,))
 

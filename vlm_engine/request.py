@@ -34,7 +34,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one finished request; image tokens are part of the prompt's."""
+    """Token counts of one request; image tokens are part of the prompt's."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -67,7 +67,7 @@ class TokenEvent:
     """News of one request after one step: new text, or its end.
 
     ``text`` is the delta and may be empty while a character or a possible stop string is not
-    complete. ``usage`` and ``timings`` come with the last event only.
+    complete. ``usage`` counts so far; ``timings`` come with the last event only.
     """
 
     request_id: str

@@ -193,7 +193,7 @@ def test_a_fault_in_a_step_fails_its_plan_and_the_loop_goes_on(model: VisionLang
     assert engine.step()[0].finish_reason == "error"
 
 
-def test_usage_and_timings_come_with_the_last_event(model: VisionLanguageModel) -> None:
+def test_usage_counts_along_and_timings_come_with_the_last_event(model: VisionLanguageModel) -> None:
     engine = make_engine(model)
     request = ask("first", picture(size=(96, 64)), "a long question " * 8)
     engine.add(request)
@@ -203,7 +203,8 @@ def test_usage_and_timings_come_with_the_last_event(model: VisionLanguageModel) 
     while engine.has_work:
         events += engine.step()
     *early, last = events
-    assert all(event.usage is None for event in early)  # type: ignore[attr-defined]
+    assert [event.usage.completion_tokens for event in early] == [1, 2, 3, 4, 5]  # type: ignore[attr-defined]
+    assert all(event.timings is None for event in early)  # type: ignore[attr-defined]
     usage, timings = last.usage, last.timings  # type: ignore[attr-defined]
     assert usage.prompt_tokens == num_prompt_tokens(engine, request)
     assert usage.completion_tokens == 6
