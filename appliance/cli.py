@@ -114,13 +114,15 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
         "describe": {"labels": describe, "prompt": prompt, "cooldown_s": cooldown},
     }
     with _readable_errors():
+        settings = _settings(config, overrides)
+        from appliance.recordings import find_recordings
+
+        recordings = find_recordings(sources)
+        # why: torch comes with this one, and takes seconds that a mistake should not wait for.
         from appliance.replay import ReplayOptions, run_replay
 
-        settings = _settings(config, overrides)
-        options = ReplayOptions(
-            sources=tuple(sources), realtime=speed is Speed.REALTIME, output=output, save=save
-        )
-        num_failed = run_replay(settings, options)
+        options = ReplayOptions(realtime=speed is Speed.REALTIME, output=output, save=save)
+        num_failed = run_replay(settings, recordings, options)
     if num_failed:
         raise typer.Exit(EXIT_PARTIAL)
 

@@ -102,7 +102,7 @@ class Describer:
 
     async def _take(self) -> list[Delivery]:
         if self._model.unhealthy_reason is not None:
-            # why: jobs wait in the queue for the engine's return; taking them now would use up their deliveries.
+            # why: jobs wait in the queue for the engine; taking them now would use up their deliveries.
             await asyncio.sleep(ENGINE_PAUSE_S)
             return []
         try:

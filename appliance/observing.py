@@ -4,14 +4,14 @@ import time
 
 import cv2
 import numpy as np
-from vision.annotate import encode_jpeg
 
 from appliance.jobs import DescribeJob, encode_job
 from appliance.prompts import DEFAULT_INSTRUCTION
 from appliance.settings import DEFAULT_LABELS, Settings
 from queues.types import Job
+from vision.annotate import encode_jpeg
 from vision.detector import Detector
-from vision.pipeline import CameraConfig
+from vision.pipeline import CameraConfig, Pipeline
 from vision.trigger import TriggerConfig
 from vision.types import Image, Observation
 
@@ -39,6 +39,11 @@ def camera_config(
         min_hits=describe.min_hits,
     )
     return CameraConfig(name, frame_rate, settings.tracker, trigger, is_video)
+
+
+def check_labels(settings: Settings, detector: Detector) -> None:
+    """Raises `UnknownClass` when a class is to be described that the detector does not give."""
+    Pipeline(detector, [camera_config(settings, detector, "any", frame_rate=None)])
 
 
 def make_job(observation: Observation, settings: Settings, *, job_id: str, source: str, is_live: bool) -> Job:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from vision.errors import SourceNotFound
 from vision.sources import open_source
@@ -56,9 +57,10 @@ def _expand(source: str) -> Iterator[str]:
 
 
 def _plain_name(uri: str) -> str:
-    scheme, has_scheme, rest = uri.partition("://")
-    name = rest.partition("?")[0] if has_scheme and scheme != "file" else Path(uri).stem
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-") or "source"
+    # why: of an address only the host, for the rest may hold a password.
+    parts = urlsplit(uri)
+    name = parts.hostname if "://" in uri and parts.scheme != "file" else Path(uri).stem
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name or "").strip("-") or "source"
 
 
 def _unused_name(name: str, used: set[str]) -> str:

@@ -15,9 +15,10 @@ from appliance.describer import Describer
 from appliance.display import Display
 from appliance.jobs import Description, decode_description
 from appliance.loading import load_engine
+from appliance.observing import check_labels
 from appliance.output import DescriptionWriter
 from appliance.player import Player
-from appliance.recordings import Recording, find_recordings
+from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import Settings, SettingsError
 from appliance.tasks import run_beside
@@ -32,27 +33,26 @@ MISSING_AFTER_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What the command line said: what to play, how fast, and where the descriptions and pictures go."""
+    """What the command line said: how fast, and where the descriptions and pictures go."""
 
-    sources: tuple[str, ...]
     realtime: bool = False
     output: Path | None = None
     save: Path | None = None
 
 
-def run_replay(settings: Settings, options: ReplayOptions) -> int:
-    """Plays all sources and describes what is worth it; the number of sources and descriptions that failed.
+def run_replay(settings: Settings, recordings: Sequence[Recording], options: ReplayOptions) -> int:
+    """Plays the recordings and describes what is worth it; the number of failures of both kinds.
 
     Raises `VisionError`, `EngineError`, `QueueError` or `SettingsError` when it cannot begin.
     """
     logging.basicConfig(level=logging.WARNING, format="appliance: %(message)s")
-    recordings = find_recordings(options.sources)
     with ExitStack() as stack:
         saver = Saver(_folder(options.save)) if options.save else None
         writer = stack.enter_context(DescriptionWriter(options.output))
         display = stack.enter_context(Display())
         display.hint("loading the detector")
         detector = Detector(settings.detector)
+        check_labels(settings, detector)
         url = settings.redis.url or stack.enter_context(EmbeddedServer()).url
         run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
         num_failed = asyncio.run(run.run(realtime=options.realtime))

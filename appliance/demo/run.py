@@ -145,8 +145,8 @@ class Talker:
 
     def run(self) -> None:
         """Asks for ever; meant for a daemon thread."""
-        for question in PICTURE_QUESTIONS:
-            self._try(question, self._cameras[0], is_aloud=True)
+        for question, camera in zip(PICTURE_QUESTIONS, itertools.cycle(self._cameras), strict=False):
+            self._try(question, camera, is_aloud=True)
         self._try(TEXT_QUESTION, None, is_aloud=True)
         for question, camera in zip(
             itertools.cycle(PICTURE_QUESTIONS), itertools.cycle(self._cameras), strict=False

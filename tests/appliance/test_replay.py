@@ -50,7 +50,7 @@ def changed(settings: Settings, part: str, **values: Any) -> Settings:
 def play(settings: Settings, tmp_path: Path, *sources: str, **options: Any) -> list[dict[str, Any]]:
     """The descriptions of a run in which nothing failed."""
     output = tmp_path / "out" / "descriptions.jsonl"
-    assert run_replay(settings, ReplayOptions(sources, output=output, **options)) == 0
+    assert run_replay(settings, find_recordings(sources), ReplayOptions(output=output, **options)) == 0
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -151,8 +151,7 @@ def test_a_source_that_fails_on_the_way_does_not_take_the_others_with_it(setting
     bad.write_bytes(good.read_bytes()[:200])
     output = tmp_path / "out.jsonl"
 
-    options = ReplayOptions((str(bad), STREET), output=output)
-    num_failed = run_replay(settings, options)
+    num_failed = run_replay(settings, find_recordings([str(bad), STREET]), ReplayOptions(output=output))
 
     assert num_failed == 1
     assert output.read_text().count("\n") > 0
@@ -166,7 +165,7 @@ def test_json_lines_go_to_a_standard_output_that_is_no_terminal(settings, monkey
     stdout = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr("sys.stdout", stdout)
 
-    assert run_replay(settings, ReplayOptions((STREET,))) == 0
+    assert run_replay(settings, find_recordings([STREET]), ReplayOptions()) == 0
 
     lines = stdout.buffer.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(json.loads(line)["camera"] == "street" for line in lines)

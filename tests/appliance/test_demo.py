@@ -1,0 +1,70 @@
+"""`demo`, as a newcomer sees it: where to look, descriptions, chat, a live line, and a clean end."""
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.appliance.running import START_S, running, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
+
+
+@pytest.fixture
+def config(qwen3_vl_checkpoint: Path, tmp_path: Path) -> str:
+    """The demo's own configuration on a free port, with a tiny model that says nonsense at once."""
+    settings = yaml.safe_load(DEMO.read_text())
+    settings["server"]["port"] = 0
+    settings["engine"] = {
+        "model": str(qwen3_vl_checkpoint),
+        "device": "cpu",
+        "kv_cache_tokens": 4096,
+        "num_threads": 1,
+    }
+    path = tmp_path / "demo.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return str(path)
+
+
+def test_the_demo_shows_everything_and_leaves_nothing(config, tmp_path):
+    with running(tmp_path, "demo", "--config", config) as command:
+        until(lambda: "described" in command.stdout and "yard > " in command.stdout, START_S)
+        until(lambda: re.search(r"chat ITL p50 [1-9]\d* ms, p99 [1-9]\d* ms", command.stdout), 120)
+
+        assert command.stop(signal.SIGINT) == 0
+
+        command.assert_nothing_is_left()
+    shown = command.stdout
+    assert "The appliance is up after " in shown
+    assert re.search(r"page +http://127\.0\.0\.1:\d+/", shown)
+    assert re.search(r"appliance chat --url http://127\.0\.0\.1:\d+ --camera street", shown)
+    assert "curl -s http://127.0.0.1:" in shown
+    assert "street > How many people are there?" in shown
+    assert "chat > What can you do?" in shown
+    assert re.search(r"\d\d:\d\d:\d\d \[(street|yard)\] (person|car|bus|truck|bicycle|dog) #\d+: ", shown)
+    assert re.search(r"cameras \d+\.\d frames/s", shown)
+    assert shown.endswith("stopped\n")
+    assert command.stderr == ""
+
+
+def test_the_demo_ends_by_itself_when_told_so(config, tmp_path):
+    with running(tmp_path, "demo", "--config", config, "--seconds", "1") as command:
+        until(lambda: len(command.family()) > 1)
+        assert command.process.wait(START_S) == 0
+        command.assert_nothing_is_left()
+
+
+def test_a_demo_that_cannot_start_says_why(config, tmp_path):
+    broken = ("--config", config)
+    text = Path(config).read_text().replace("street?seed=7", "nowhere?seed=7").replace("[person", "[unicorn")
+    Path(config).write_text(text.replace("- person", "- unicorn"))
+    with running(tmp_path, "demo", *broken) as command:
+        until(lambda: len(command.family()) > 1)
+        assert command.process.wait(START_S) == 2
+        command.assert_nothing_is_left()
+    assert "no class 'unicorn'" in command.stderr
+    assert "Traceback" not in command.stderr
