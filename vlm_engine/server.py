@@ -93,6 +93,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     try:
         engine = Engine(start.config)
+        engine.warm_up()
     except EngineError as error:
         socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
     else:

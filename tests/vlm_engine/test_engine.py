@@ -262,3 +262,15 @@ def test_a_checkpoint_that_lacks_tensors_is_refused(qwen3_vl_checkpoint: Path, t
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"lacks 1 tensors: .*o_proj"):
         load_model(EngineConfig(str(tmp_path)))
+
+
+def test_warm_up_leaves_nothing_behind_but_known_costs(model: VisionLanguageModel) -> None:
+    engine, fresh = make_engine(model), make_engine(model)
+    engine.warm_up()
+    engine.check_integrity()
+    assert engine.cost_model.step.num_learned > 8
+    assert engine.cost_model.encoder.num_learned > 0
+    request = ask("x", picture(), "hello")
+    assert engine.generate(request) == fresh.generate(request)
+    assert engine.stats().num_encoded_images == 1
+    make_engine(model, max_model_len=40).warm_up()
