@@ -41,3 +41,35 @@ def qwen2_5_vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.checkpoints import tiny_qwen2_5_vl
 
     return tiny_qwen2_5_vl(tmp_path_factory.mktemp("qwen2_5_vl"))
+
+
+@pytest.fixture(scope="session")
+def smolvlm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight SmolVLM2 (an image is 3 or 5 tiles of 9 tokens)."""
+    from tests.checkpoints import tiny_smolvlm
+
+    return tiny_smolvlm(tmp_path_factory.mktemp("smolvlm"))
+
+
+@pytest.fixture(scope="session")
+def idefics3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight Idefics3 (an image is 3 or 5 tiles of 4 tokens)."""
+    from tests.checkpoints import tiny_idefics3
+
+    return tiny_idefics3(tmp_path_factory.mktemp("idefics3"))
+
+
+@pytest.fixture(scope="session")
+def llama_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight text-only Llama."""
+    from tests.checkpoints import tiny_llama
+
+    return tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight text-only Qwen3."""
+    from tests.checkpoints import tiny_qwen3
+
+    return tiny_qwen3(tmp_path_factory.mktemp("qwen3"))

@@ -12,6 +12,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vlm_engine import Engine, EngineConfig, GenerationRequest, SamplingParams, TokenEvent
 from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.models.base import ImageEncoder
+from vlm_engine.models.smolvlm import TileTower
+from vlm_engine.models.tower import QwenTower
 from vlm_engine.sequence import Placeholder
 
 Part = str | Image.Image
@@ -47,7 +50,7 @@ class Family:
 
     Args:
         name: Its ``model_type``.
-        token_side: Pixels of an image token's side.
+        token_side: Pixels of an image token's side, where a picture is not resized before.
     """
 
     name: str
@@ -62,8 +65,19 @@ class Family:
         stock = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
         vision = stock.config.vision_config
-        side = vision.patch_size * vision.spatial_merge_size
-        return cls(stock.config.model_type, side, processor, stock, model)
+        scale = getattr(vision, "spatial_merge_size", None) or stock.config.scale_factor
+        return cls(stock.config.model_type, vision.patch_size * scale, processor, stock, model)
+
+    @property
+    def has_tiles(self) -> bool:
+        """Whether a picture is resized and becomes several images to the engine."""
+        return self.name in {"smolvlm", "idefics3"}
+
+    def tower(self, rows_per_slice: int) -> ImageEncoder:
+        """The vision tower with slices of another size."""
+        if self.has_tiles:
+            return TileTower(self.stock.model, self.model.spec, rows_per_slice)
+        return QwenTower(self.stock.model.visual, self.model.spec, rows_per_slice)
 
     def engine(self, **limits: Any) -> Engine:
         config = EngineConfig(
@@ -72,7 +86,7 @@ class Family:
         return Engine(config, model=self.model)
 
     def picture(self, seed: int, columns: int = 6, rows: int = 5) -> Image.Image:
-        """A smooth random picture of ``columns * rows`` image tokens."""
+        """A smooth random picture, of ``columns * rows`` image tokens if it is not resized."""
         pixels = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
         return Image.fromarray(pixels).resize((columns * self.token_side, rows * self.token_side))
 
@@ -120,10 +134,18 @@ def drain(engine: Engine) -> list[TokenEvent]:
     return events
 
 
-def first_image(engine: Engine, case: Case) -> Placeholder:
-    """Where the first image stands in the prompt."""
-    return engine.prepare(case.request)[0].placeholders[0]
+def images_of(engine: Engine, *cases: Case) -> list[Placeholder]:
+    """All images of some prompts, tiles one by one, each content once."""
+    prompts = [engine.prepare(case.request)[0] for case in cases]
+    return list({image.digest: image for prompt in prompts for image in prompt.placeholders}.values())
 
 
 def prompt_length(engine: Engine, case: Case) -> int:
     return len(engine.prepare(case.request)[0].token_ids)
+
+
+def tight_limits(engine: Engine, cases: Iterable[Case]) -> dict[str, int]:
+    """Memory for twice the longest case, embeddings for its images: others must give way."""
+    longest = max(prompt_length(engine, case) + case.num_tokens for case in cases)
+    num_image = max(sum(image.length for image in images_of(engine, case)) for case in cases)
+    return {"kv_cache_tokens": 2 * longest, "encoder_cache_tokens": num_image}

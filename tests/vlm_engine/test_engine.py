@@ -229,16 +229,15 @@ def test_the_same_id_twice_is_refused(model: VisionLanguageModel) -> None:
 
 
 @pytest.fixture
-def llama_folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+def gpt2_folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     return tmp_path
 
 
-def test_unknown_families_and_missing_models_are_named(llama_folder: Path) -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"'llama' is not supported; supported are qwen2_5_vl, qwen3_vl"
-    ):
-        load_model(EngineConfig(str(llama_folder)))
+def test_unknown_families_and_missing_models_are_named(gpt2_folder: Path) -> None:
+    known = "idefics3, llama, qwen2_5_vl, qwen3, qwen3_vl, smolvlm"
+    with pytest.raises(UnsupportedModel, match=f"'gpt2' is not supported; supported are {known}$"):
+        load_model(EngineConfig(str(gpt2_folder)))
     with pytest.raises(ModelLoadError, match="no such directory"):
         load_model(EngineConfig("/nowhere/model"))
     with pytest.raises(ModelLoadError, match="nobody/nothing"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 from vlm_engine.attention import register
 from vlm_engine.config import EngineConfig
@@ -14,19 +14,33 @@ from vlm_engine.errors import ModelLoadError, UnsupportedModel
 from vlm_engine.models.base import ModelSpec, PromptPreparer, VisionLanguageModel
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.qwen_vl import QwenVL
+from vlm_engine.models.smolvlm import smolvlm
+from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
+from vlm_engine.models.text import TextPrompts, text_model
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What makes a family's parts: `prompts` of processor and config, `model` of the stock model."""
+    """What makes a family's parts.
+
+    Args:
+        prompts: From processor (of a text family: tokenizer) and config.
+        model: From the stock model, the prompts and the spec.
+        stock: The transformers class that loads the stock model.
+    """
 
     prompts: Callable[[Any, Any], PromptPreparer]
     model: Callable[[Any, Any, ModelSpec], VisionLanguageModel]
+    stock: Any = AutoModelForImageTextToText
 
 
 FAMILIES: dict[str, Family] = {
+    "idefics3": Family(SmolVLMPrompts, smolvlm),
+    "llama": Family(TextPrompts, text_model, AutoModelForCausalLM),
     "qwen2_5_vl": Family(QwenPrompts, QwenVL),
+    "qwen3": Family(TextPrompts, text_model, AutoModelForCausalLM),
     "qwen3_vl": Family(QwenPrompts, QwenVL),
+    "smolvlm": Family(SmolVLMPrompts, smolvlm),
 }
 
 
@@ -37,18 +51,7 @@ def load_prompts(config: EngineConfig) -> PromptPreparer:
         UnsupportedModel: Its ``model_type`` has no adapter.
         ModelLoadError: It is not there, cannot be read, or has no chat template.
     """
-    settings = _read_config(config.model)
-    family = settings.model_type
-    if family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise UnsupportedModel(f"{config.model}: family {family!r} is not supported; supported are {known}")
-    try:
-        processor = AutoProcessor.from_pretrained(config.model)
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{config.model}: the processor cannot be loaded: {error}") from error
-    if not getattr(processor, "chat_template", None):
-        raise ModelLoadError(f"{config.model}: the processor has no chat template, so it cannot chat")
-    return FAMILIES[family].prompts(processor, settings)
+    return _make_prompts(config.model, _read_config(config.model))
 
 
 def load_model(config: EngineConfig) -> VisionLanguageModel:
@@ -58,16 +61,31 @@ def load_model(config: EngineConfig) -> VisionLanguageModel:
         UnsupportedModel: Its ``model_type`` has no adapter.
         ModelLoadError: It is not there, cannot be read, lacks tensors, or has no chat template.
     """
-    prompts = load_prompts(config)
-    device = resolve_device(config.device)
+    settings = _read_config(config.model)
+    prompts, device = _make_prompts(config.model, settings), resolve_device(config.device)
+    family = FAMILIES[settings.model_type]
     try:
-        model = _load_weights(config, device)
+        model = _load_weights(config, family, device)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{config.model}: cannot be loaded: {error}") from error
-    eos = model.generation_config.eos_token_id
-    stops = _stop_token_ids(prompts.tokenizer.eos_token_id if eos is None else eos)
+    stops = _stop_token_ids(model.generation_config.eos_token_id, prompts.tokenizer.eos_token_id)
     spec = _spec(config, model, device, stops)
-    return FAMILIES[spec.family].model(model, prompts, spec)
+    return family.model(model, prompts, spec)
+
+
+def _make_prompts(name: str, settings: Any) -> PromptPreparer:
+    family = settings.model_type
+    if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedModel(f"{name}: family {family!r} is not supported; supported are {known}")
+    try:
+        # why: for a text model this is its tokenizer
+        processor = AutoProcessor.from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelLoadError(f"{name}: the processor cannot be loaded: {error}") from error
+    if not getattr(processor, "chat_template", None):
+        raise ModelLoadError(f"{name}: the processor has no chat template, so it cannot chat")
+    return FAMILIES[family].prompts(processor, settings)
 
 
 def _read_config(name: str) -> Any:
@@ -97,18 +115,25 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _load_weights(config: EngineConfig, device: torch.device) -> Any:
+def _load_weights(config: EngineConfig, family: Family, device: torch.device) -> Any:
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model, info = AutoModelForImageTextToText.from_pretrained(
-        config.model, dtype=dtype, output_loading_info=True
-    )
+    model, info = family.stock.from_pretrained(config.model, dtype=dtype, output_loading_info=True)
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelLoadError(
             f"{config.model}: the checkpoint lacks {len(missing)} tensors: {', '.join(missing[:5])}"
         )
-    model.set_attn_implementation({"text_config": register()})
+    text = model.config.get_text_config()
+    _check_layers(config.model, text)
+    model.set_attn_implementation(register() if text is model.config else {"text_config": register()})
     return model.eval().requires_grad_(False).to(device)
+
+
+def _check_layers(name: str, text: Any) -> None:
+    """Refuse decoders that forget: the paged attention looks at all that is cached."""
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise UnsupportedModel(f"{name}: layers of kind {', '.join(sorted(kinds))} are not supported")
 
 
 def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozenset[int]) -> ModelSpec:
@@ -128,7 +153,11 @@ def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozens
     )
 
 
-def _stop_token_ids(value: int | list[int] | None) -> frozenset[int]:
-    if value is None:
-        return frozenset()
-    return frozenset(value if isinstance(value, list) else [value])
+def _stop_token_ids(*values: int | list[int] | None) -> frozenset[int]:
+    """All ids that end an answer.
+
+    why: the tokenizer's own counts too, since a checkpoint without a generation config falls back
+    to its family's default, which need not be in its vocabulary.
+    """
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    return frozenset(token_id for ids in lists for token_id in ids if token_id is not None)

@@ -1,16 +1,15 @@
 """Conversations as the Qwen-VL families read them; needs the processor, not the weights."""
 
-import threading
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vlm_engine.errors import ImageRejected, RequestError
+from vlm_engine.errors import RequestError
 from vlm_engine.models.base import ImageInput, PreparedPrompt
 from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
+from vlm_engine.models.processing import ProcessorCall, run_starts
 from vlm_engine.request import Message
 from vlm_engine.sequence import Placeholder
 
@@ -27,11 +26,9 @@ class QwenPrompts:
 
     def __init__(self, processor: Any, config: Any) -> None:
         self.tokenizer = processor.tokenizer
-        self._processor = processor
+        self._process = ProcessorCall(processor)
         self._image_token_id = int(config.image_token_id)
         self._merge = int(config.vision_config.spatial_merge_size)
-        # why: the fast tokenizer and the image processor are called from several threads
-        self._lock = threading.Lock()
 
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation.
@@ -41,8 +38,7 @@ class QwenPrompts:
         """
         refuse_reserved_text(messages, RESERVED)
         images = collect_images(messages)
-        with self._lock:
-            inputs = self._process(messages, [image for image, _ in images], [field for _, field in images])
+        inputs = self._process(messages)
         ids = inputs["input_ids"][0].tolist()
         image_inputs = _split_pixels(inputs.get("pixel_values"), inputs.get("image_grid_thw"))
         runs = self._placeholders(ids, image_inputs, [image_digest(image) for image, _ in images])
@@ -52,32 +48,10 @@ class QwenPrompts:
         positions, delta = rotary_positions(len(ids), [run.start for run in runs], grids)
         return PreparedPrompt(ids, positions, delta, runs, image_inputs)
 
-    def _process(self, messages: Sequence[Message], images: list[Any], fields: list[str]) -> Any:
-        try:
-            text = self._processor.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:
-            raise RequestError(f"the model's chat template refuses it: {error}", field="messages") from error
-        try:
-            return self._processor(text=[text], images=images or None, return_tensors="pt")
-        except Exception as error:
-            culprit = self._culprit(images, fields)
-            raise ImageRejected(f"the model cannot take this image: {error}", field=culprit) from error
-
-    def _culprit(self, images: list[Any], fields: list[str]) -> str:
-        """Field of the first image that fails alone, else of all messages."""
-        for image, field in zip(images, fields, strict=True):
-            try:
-                self._processor.image_processor(images=[image], return_tensors="pt")
-            except Exception:
-                return field
-        return "messages"
-
     def _placeholders(
         self, token_ids: list[int], images: Sequence[ImageInput], digests: Sequence[bytes]
     ) -> tuple[Placeholder, ...]:
-        starts = _run_starts(token_ids, self._image_token_id)
+        starts = run_starts(token_ids, self._image_token_id)
         if len(starts) != len(images):
             raise RequestError(
                 f"the chat template placed {len(starts)} of {len(images)} images; images belong into "
@@ -129,9 +103,3 @@ def _split_pixels(pixels: Tensor | None, grids: Tensor | None) -> tuple[ImageInp
         ImageInput(part, (int(t), int(h), int(w)))
         for part, (t, h, w) in zip(parts, grids.tolist(), strict=True)
     )
-
-
-def _run_starts(token_ids: list[int], token_id: int) -> list[int]:
-    """Where runs of `token_id` begin; the special tokens around an image keep runs apart."""
-    pairs = pairwise([None, *token_ids])
-    return [i for i, (before, here) in enumerate(pairs) if here == token_id and before != token_id]

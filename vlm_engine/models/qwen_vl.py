@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.models.base import ImageRows, ModelSpec
+from vlm_engine.models.decoder import insert_images
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.tower import QwenTower
 
@@ -35,9 +36,7 @@ class QwenVL:
         """See `VisionLanguageModel.forward`."""
         decoder = self._model.model.language_model
         embeds = decoder.embed_tokens(token_ids)
-        for rows in images:
-            features = rows.features[0]
-            embeds[rows.first_row : rows.first_row + len(features)] = features.to(embeds.dtype)
+        insert_images(embeds, images)
         output = decoder(
             inputs_embeds=embeds[None],
             position_ids=positions[:, None],

@@ -66,7 +66,7 @@ class QwenTower:
     def __init__(self, visual: Any, spec: ModelSpec, rows_per_slice: int | None = None) -> None:
         self._visual = visual
         self._spec = spec
-        size = rows_per_slice or (ROWS_ON_CPU if spec.device.type == "cpu" else ROWS_ON_GPU)
+        size = rows_per_slice or rows_per_slice_on(spec.device)
         self._unit = int(visual.spatial_merge_size) ** 2
         self._is_windowed = hasattr(visual, "fullatt_block_indexes")
         self._mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
@@ -185,7 +185,7 @@ class QwenTower:
         end = next(stop for stop in ends if stop >= part.end)
         begin = max((stop for stop in ends if stop <= part.start), default=0)
         query = state.qkv[0, part.start : part.end]
-        attended = _attend(query[None], *state.qkv[1:, None, begin:end])
+        attended = attend_both_ways(query[None], *state.qkv[1:, None, begin:end])
         self._finish_rows(state, part, attended.flatten(0, 1))
 
     def _windows_stage(self, state: EncoderState, part: Slice) -> None:
@@ -194,7 +194,7 @@ class QwenTower:
         assert windows is not None, "a windowed slice in a tower without windows"
         attended = torch.cat(
             [
-                _attend(*_split(state.qkv[:, begin:end], count)).flatten(0, 1)
+                attend_both_ways(*_split(state.qkv[:, begin:end], count)).flatten(0, 1)
                 for begin, end, count in _equal_runs(segments_between(windows, part.start, part.end))
             ]
         )
@@ -214,6 +214,11 @@ class QwenTower:
         state.outputs[part.index][part.start // self._unit : part.end // self._unit] = merged
 
 
+def rows_per_slice_on(device: torch.device) -> int:
+    """Rows of a slice that a device computes in a few milliseconds."""
+    return ROWS_ON_CPU if device.type == "cpu" else ROWS_ON_GPU
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding in float32, as the stock tower does; ``[2, rows, heads, head_dim]``."""
     wide = x.float()
@@ -221,7 +226,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return wide * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend_both_ways(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention both ways over ``[windows, rows, heads, head_dim]``."""
     q, k, v = (t.transpose(1, 2) for t in (query, keys, values))
     return scaled_dot_product_attention(q, k, v).transpose(1, 2)

@@ -1,0 +1,55 @@
+"""Decoders with one axis of positions: text models, and the text side of SmolVLM and Idefics3."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm_engine.attention import AttentionMetadata
+from vlm_engine.models.base import ImageEncoder, ImageRows, ModelSpec, PromptPreparer
+
+
+class DecoderModel:
+    """Adapter over a stock decoder whose layers use the paged attention.
+
+    Args:
+        decoder: The stock decoder, for example ``LlamaModel``.
+        head: From hidden states to logits.
+        encoder: The vision tower.
+        prompts: What reads conversations for it.
+        spec: The model's numbers.
+    """
+
+    def __init__(
+        self, decoder: Any, head: Any, encoder: ImageEncoder, prompts: PromptPreparer, spec: ModelSpec
+    ) -> None:
+        self.spec = spec
+        self.prompts = prompts
+        self.encoder = encoder
+        self._decoder = decoder
+        self._head = head
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, images: Sequence[ImageRows], paged: AttentionMetadata
+    ) -> Tensor:
+        """See `VisionLanguageModel.forward`."""
+        embeds = self._decoder.embed_tokens(token_ids)
+        insert_images(embeds, images)
+        output = self._decoder(
+            inputs_embeds=embeds[None], position_ids=positions, use_cache=False, paged=paged
+        )
+        return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `VisionLanguageModel.logits`."""
+        return self._head(hidden).float()  # type: ignore[no-any-return]
+
+
+def insert_images(embeds: Tensor, images: Sequence[ImageRows]) -> None:
+    """Put image embeddings into the rows of a step, ``[num_tokens, hidden]``, in place."""
+    for rows in images:
+        features = rows.features[0]
+        embeds[rows.first_row : rows.first_row + len(features)] = features.to(embeds.dtype)

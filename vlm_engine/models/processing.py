@@ -1,0 +1,81 @@
+"""A checkpoint's processor at work: one prompt at a time, with errors that name the culprit."""
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from PIL import Image
+
+from vlm_engine.errors import ImageRejected, RequestError
+from vlm_engine.models.messages import collect_images
+from vlm_engine.request import Message
+
+
+class ProcessorCall:
+    """Chat template, tokens and pixels of one conversation; safe from any thread.
+
+    Args:
+        processor: The checkpoint's processor, with a chat template.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        # why: the fast tokenizer and the image processor are called from several threads
+        self._lock = threading.Lock()
+
+    def __call__(self, messages: Sequence[Message]) -> Any:
+        """The processor's output for checked messages.
+
+        Raises:
+            RequestError: The chat template cannot take the messages.
+            ImageRejected: The processor cannot take an image.
+        """
+        images = collect_images(messages)
+        with self._lock:
+            text = render(self._processor, messages)
+            options = {"add_special_tokens": False} if self._starts_with_bos(text) else {}
+            try:
+                return self._processor(
+                    text=[text],
+                    images=[image for image, _ in images] or None,
+                    return_tensors="pt",
+                    **options,
+                )
+            except Exception as error:
+                field = self._culprit(images)
+                raise ImageRejected(f"the model cannot take this image: {error}", field=field) from error
+
+    def _starts_with_bos(self, text: str) -> bool:
+        bos = self._processor.tokenizer.bos_token
+        return bool(bos) and text.startswith(bos)
+
+    def _culprit(self, images: Sequence[tuple[Image.Image, str]]) -> str:
+        """Field of the first image that fails alone, else of all messages."""
+        for image, field in images:
+            try:
+                self._processor.image_processor(images=[image], return_tensors="pt")
+            except Exception:
+                return field
+        return "messages"
+
+
+def render(processor: Any, messages: Sequence[Message]) -> str:
+    """The conversation as the chat template of a processor or tokenizer writes it.
+
+    Raises:
+        RequestError: The template cannot take the messages.
+    """
+    try:
+        text = processor.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:
+        raise RequestError(f"the model's chat template refuses it: {error}", field="messages") from error
+    return str(text)
+
+
+def run_starts(token_ids: list[int], token_id: int) -> list[int]:
+    """Where runs of `token_id` begin; the special tokens around an image keep runs apart."""
+    pairs = pairwise([None, *token_ids])
+    return [i for i, (before, here) in enumerate(pairs) if here == token_id and before != token_id]
