@@ -81,6 +81,28 @@ def test_any_slices_of_the_encoder(
         model.encoder = whole
 
 
+def test_an_image_encoded_over_many_steps(family: Family) -> None:
+    """E9: a chat's target is so short that the encoder stops between slices; no token changes."""
+    chat = Case("chat", ("What is happening here?",), 60)
+    frame = Case("frame", ("and", family.picture(9, 8, 8), "What is this?"), 6, {"priority": "background"})
+    model, whole = family.model, family.model.encoder
+    model.encoder = family.tower(4)
+    try:
+        engine = family.engine(scheduler="latency", chat_itl_ms=1.0, chat_ttft_ms=1.0)
+        images, is_cut = images_of(engine, frame), set()
+        for case in (chat, frame):
+            engine.add(case.request)
+        answers: dict[str, list[int]] = {"chat": [], "frame": []}
+        while engine.has_work:
+            for event in engine.step():
+                answers[event.request_id] += event.token_ids
+            is_cut |= {i.digest for i in images if engine.scheduler.encoder_cache.num_left(i.digest)}
+    finally:
+        model.encoder = whole
+    assert answers == {case.name: family.greedy(case) for case in (chat, frame)}
+    assert is_cut
+
+
 @pytest.fixture(scope="module")
 def mixed(family: Family) -> list[tuple[Case, list[int]]]:
     """Eight requests of other shapes, lengths and importance; two of them share a picture, two a question."""
