@@ -1,3 +1,3 @@
-"""The appliance: settings, command line, HTTP API and workers that compose `vision`, `queues` and `vlm_engine`."""
+"""The appliance: settings, command line, API and workers that compose `vision`, `queues` and `vlm_engine`."""
 
 __version__ = "0.1.0"

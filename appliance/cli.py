@@ -147,9 +147,13 @@ def serve(
     }
     with _readable_errors():
         settings = _settings(config, overrides)
-        from appliance.serve import run_serve
+        from appliance.ports import listen
 
-        run_serve(settings)
+        with listen(settings.server) as listener:
+            # why: torch comes with this one, and takes seconds that a mistake should not wait for.
+            from appliance.serve import run_serve
+
+            run_serve(settings, listener)
 
 
 @app.command()

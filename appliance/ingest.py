@@ -10,8 +10,6 @@ import threading
 import time
 import uuid
 
-from vision.annotate import encode_jpeg
-
 from appliance.board import BoardWriter
 from appliance.jobs import CameraStatus
 from appliance.observing import camera_config, make_job, shrunk
@@ -20,6 +18,7 @@ from appliance.reader import CameraReader, FrameRate
 from appliance.settings import CameraSettings, Settings, SettingsError
 from queues.errors import QueueError
 from queues.producer import JobProducer
+from vision.annotate import encode_jpeg
 from vision.detector import Detector
 from vision.errors import SourceError, VisionError
 from vision.pipeline import FrameResult, Pipeline

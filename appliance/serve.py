@@ -31,14 +31,17 @@ WATCH_EVERY_S = 1.0
 POLL_S = 0.1
 
 
-def run_serve(settings: Settings, announce: Callable[[str], None] | None = None) -> None:
-    """Serves until SIGINT or SIGTERM; `announce` gets the URL once chat and cameras are up, and prints it.
+def run_serve(
+    settings: Settings, listener: socket.socket, announce: Callable[[str], None] | None = None
+) -> None:
+    """Serves on `listener` until SIGINT or SIGTERM.
+
+    `announce` gets the URL once chat and cameras are up; by default it is printed.
 
     Raises `SettingsError`, `EngineError`, `QueueError` or `ChildError` when it cannot begin.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    with listen(settings.server) as listener:
-        asyncio.run(serve(settings, listener, announce or _print_ready))
+    asyncio.run(serve(settings, listener, announce or _print_ready))
 
 
 async def serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
@@ -163,7 +166,8 @@ def child_main() -> None:
     """`serve` as a child of the demo: settings as JSON on standard input, mistakes in one line."""
     settings = Settings.model_validate_json(sys.stdin.read())
     try:
-        run_serve(settings, announce=lambda url: None)
+        with listen(settings.server) as listener:
+            run_serve(settings, listener, announce=lambda url: None)
     except (SettingsError, ChildError, QueueError, EngineError) as error:
         print(f"appliance: {error}", file=sys.stderr)
         sys.exit(EXIT_UNUSABLE)
