@@ -11,7 +11,7 @@ import numpy as np
 
 from vision.errors import ModelNotFound, ModelUnsupported, UnknownClass, VisionError
 from vision.pixels import to_bgr8
-from vision.selftest import check_model, dirty_heap
+from vision.selftest import check_model, check_tflite
 from vision.types import Detections, Image
 from vision.ultralytics_quiet import import_ultralytics
 
@@ -66,9 +66,7 @@ class Detector:
     def __init__(self, config: DetectorConfig) -> None:
         started = time.perf_counter()
         self.config = config
-        path = _find(config.model)
-        dirty_heap()
-        self._yolo = _load(path)
+        self._yolo = _load(_find(config.model))
         self._options = _options(config)
         with _as_unsupported(config.model):
             self._warm_up()
@@ -143,6 +141,8 @@ def _load(path: str) -> Any:
         yolo = import_ultralytics().YOLO(
             path, task=None if path.endswith((".pt", *_DEFINITIONS)) else "detect"
         )
+        if path.endswith(".tflite") and not path.endswith("_edgetpu.tflite"):
+            check_tflite(path)
     if yolo.task not in _TASKS:
         raise ModelUnsupported(f"{path} is a model for {yolo.task}; one that finds boxes is needed (detect)")
     return yolo
@@ -162,6 +162,8 @@ class _as_unsupported(contextlib.AbstractContextManager[None]):  # noqa: N801
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, ImportError) and error.name:
+        return f"it needs the package {error.name.partition('.')[0]}, which is not installed"
     lines = str(error).strip().splitlines()
     return lines[0].removeprefix("ERROR ❌️ ").strip() if lines else type(error).__name__
 

@@ -1,5 +1,6 @@
 """Is this model fit to be trusted with frames: the checks at load."""
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ def check_model(yolo: Any, options: dict[str, Any], model: str) -> None:
     """Run a loaded ultralytics model on empty pictures.
 
     Args:
-        yolo: an ultralytics ``Model``, loaded.
+        yolo: an ultralytics ``Model``, loaded, with its predictor set up.
         options: keywords for its ``predict``.
         model: its name, for messages.
 
@@ -36,15 +37,27 @@ def check_model(yolo: Any, options: dict[str, Any], model: str) -> None:
             )
 
 
-def dirty_heap() -> None:
-    """Fill free memory with NaN patterns, then let it go.
+def check_tflite(path: str) -> None:
+    """Look for weights in a ``.tflite`` file that its runtime reads beyond their end.
 
-    why: some exports read buffers that nothing wrote. On fresh pages, which are zero, such a model computes
-    something that passes; on used memory it does not. Used memory is what it will run on.
+    why: the kernel for depthwise convolution of floats by integer weights takes one scale a channel; given
+    one for all, it reads on into whatever lies there. What such a model computes is NaN, nothing or nonsense
+    by chance, so that running it proves nothing.
+
+    Raises:
+        ModelBroken: there are such weights.
     """
-    sizes = [1 << power for power in range(6, 27)]
-    blocks = [np.full(size, 0xFF, np.uint8) for size in sizes for _ in range(4 if size < 1 << 22 else 1)]
-    del blocks
+    interpreter = import_module("ai_edge_litert.interpreter").Interpreter(path)
+    tensors = {tensor["index"]: tensor for tensor in interpreter.get_tensor_details()}
+    for operation in getattr(interpreter, "_get_ops_details", list)():
+        if operation["op_name"] == "DEPTHWISE_CONV_2D":
+            values, weights = (tensors[index] for index in operation["inputs"][:2])
+            num_scales = len(weights["quantization_parameters"]["scales"])
+            if values["dtype"] == np.float32 and num_scales == 1 < weights["shape"][-1]:
+                raise ModelBroken(
+                    f"{path} has weights with one scale for all channels where its runtime reads one each: "
+                    "what it computes is accidental; export it again, quantised by channel"
+                )
 
 
 def _empty_pictures() -> dict[str, Image]:

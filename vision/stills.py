@@ -92,7 +92,7 @@ def read_image(path: str | os.PathLike[str]) -> Image:
                     f"{path} has {picture.width}×{picture.height} pixels; the limit is {MAX_PIXELS} in all"
                 )
             return _to_bgr(ImageOps.exif_transpose(picture))
-    except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, ImportError, Pillow.DecompressionBombError) as error:
         raise SourceUnreadable(f"{path} cannot be read as a picture: {error}") from error
 
 

@@ -8,6 +8,17 @@ from typing import Any
 _ENVIRONMENT = {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
 
 
+def _give_pillow_back() -> None:
+    """Undo ultralytics' replacement of ``PIL.Image.open``.
+
+    why: bytes that are no picture make it install a package from the internet, for the whole process.
+    """
+    from PIL import Image
+    from ultralytics.utils import patches
+
+    Image.open = getattr(patches, "_image_open", Image.open)
+
+
 @cache
 def import_ultralytics() -> Any:
     """Import ultralytics late (it brings torch, seconds) and return the module.
@@ -22,6 +33,7 @@ def import_ultralytics() -> Any:
 
     # why: the switch in the environment is read at import, which may have happened before
     tasks.SAFE_LOAD = True
+    _give_pillow_back()
     log = logging.getLogger("ultralytics")
     # why: its handler writes to standard output, where `replay` writes its results
     for handler in list(log.handlers):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from PIL import Image as Pillow
 
 from vision.boxes import overlap
 from vision.detector import Detector, DetectorConfig
@@ -146,27 +148,28 @@ def test_warm_before_it_is_ready(untrained_pt: Path) -> None:
 
 def test_weights_that_give_nan_are_refused(untrained: Any, tmp_path: Path) -> None:
     """V21: one bad weight in the middle of the network."""
-    import torch
-
-    weight = next(p for name, p in untrained.model.named_parameters() if name.startswith("model.4."))
-    kept = weight.detach().clone()
-    try:
-        with torch.no_grad():
-            weight.view(-1)[0] = float("nan")
-        untrained.save(tmp_path / "nan.pt")
-    finally:
-        with torch.no_grad():
-            weight.copy_(kept)
+    model = deepcopy(untrained)
+    model.model.model[4].cv1.conv.weight.data[0, 0] = float("nan")
+    model.save(tmp_path / "nan.pt")
     with pytest.raises(ModelBroken, match=r"nan\.pt.*NaN"):
         Detector(DetectorConfig(str(tmp_path / "nan.pt"), imgsz=64))
 
 
+def test_weights_that_see_things_everywhere_are_refused(untrained: Any, tmp_path: Path) -> None:
+    """V21: finite, and wrong."""
+    model = deepcopy(untrained)
+    for branch in model.model.model[-1].cv3:
+        branch[-1].bias.data[0] = 10.0
+    model.save(tmp_path / "ghosts.pt")
+    with pytest.raises(ModelBroken, match=r"ghosts\.pt is sure of \d+ objects on a black picture"):
+        Detector(DetectorConfig(str(tmp_path / "ghosts.pt"), imgsz=64))
+
+
 def test_a_broken_export_is_refused(media: Path) -> None:
-    """V21: it computes NaN or sees hundreds of things in an empty picture, as the memory it finds has it."""
+    """V21: it computes NaN, nothing, or hundreds of things in an empty picture, by what is in memory."""
     pytest.importorskip("ai_edge_litert")
-    for _ in range(2):
-        with pytest.raises(ModelBroken, match="export it again"):
-            Detector(DetectorConfig(str(media / "broken_yolo26n_int8.tflite")))
+    with pytest.raises(ModelBroken, match=r"broken_yolo26n_int8\.tflite.*accidental; export it again"):
+        Detector(DetectorConfig(str(media / "broken_yolo26n_int8.tflite")))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -245,6 +248,14 @@ def test_code_in_a_weight_file_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(ModelUnsupported):
         Detector(DetectorConfig(str(tmp_path / "a.pt")))
     assert not (tmp_path / "was run").exists()
+
+
+def test_pillow_stays_as_it_was(tmp_path: Path, no_network: list[object]) -> None:
+    """ultralytics replaces `PIL.Image.open` by one that installs packages when bytes are no picture."""
+    import_ultralytics()
+    (tmp_path / "p.png").write_bytes(b"no picture")
+    with pytest.raises(Pillow.UnidentifiedImageError):
+        Pillow.open(tmp_path / "p.png")
 
 
 def test_models_for_other_tasks_and_devices_that_are_not_there(untrained_pt: Path) -> None:
