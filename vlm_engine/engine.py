@@ -18,7 +18,7 @@ from vlm_engine.errors import RequestError
 from vlm_engine.limits import PromptLimits
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
 from vlm_engine.plan import StepPlan
-from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
+from vlm_engine.request import FinishReason, GenerationRequest, Message, TokenEvent
 from vlm_engine.runner import ModelRunner
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.scheduler import Scheduler
@@ -201,8 +201,8 @@ class Engine:
         cost model learned.
         """
         grey = Image.new("RGB", (448, 448), (128, 128, 128))
-        picture = {"role": "user", "content": [{"type": "image", "image": grey}]}
-        texts = [{"role": "user", "content": "a b c d " * length} for length in (1, 16, 64)]
+        picture: Message = {"role": "user", "content": [{"type": "image", "image": grey}]}
+        texts: list[Message] = [{"role": "user", "content": "a b c d " * length} for length in (1, 16, 64)]
         sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
         for index, message in enumerate([picture, *texts]):
             request = GenerationRequest(f"warm-up-{index}", [message], sampling)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.models.base import ImageRows, ModelSpec
 from vlm_engine.models.decoder import insert_images
+from vlm_engine.models.packing import pack_linears
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.tower import QwenTower
 
@@ -28,6 +29,9 @@ class QwenVL:
         self.prompts = prompts
         self.encoder = QwenTower(model.model.visual, spec)
         self._model = model
+        pack_linears(model.model.language_model)
+        self._head = nn.Sequential(model.lm_head)
+        pack_linears(self._head)
 
     @torch.inference_mode()
     def forward(
@@ -49,7 +53,7 @@ class QwenVL:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `VisionLanguageModel.logits`."""
-        return self._model.lm_head(hidden).float()  # type: ignore[no-any-return]
+        return self._head(hidden).float()  # type: ignore[no-any-return]
 
 
 def _deepstack(images: Sequence[ImageRows], embeds: Tensor) -> dict[str, Any]:
