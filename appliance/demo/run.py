@@ -41,7 +41,7 @@ def run_demo(settings: Settings, seconds: float | None = None) -> None:
         try:
             _wait_until_ready(child, client, view)
             elapsed_s = time.monotonic() - started_at
-            view.say(_where_to_look(url, client.model_name(), settings, elapsed_s))
+            view.say(_where_to_look(url, client.model_name(), settings, elapsed_s), is_verbatim=True)
             _show(child, client, settings, view, seconds)
         except KeyboardInterrupt:
             pass

@@ -17,7 +17,7 @@ class DemoView:
     """Prints lines from any thread; the status line is live on a terminal and seldom elsewhere."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False)
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         self._status_at = float("-inf")
 
@@ -32,9 +32,10 @@ class DemoView:
         if self._console.is_terminal:
             self._live.stop()
 
-    def say(self, text: str, style: str = "") -> None:
-        """A line that stays."""
-        self._console.print(escape(text), style=style or None)
+    def say(self, text: str, style: str = "", *, is_verbatim: bool = False) -> None:
+        """A line that stays; on a terminal it is wrapped at words unless it is meant to be copied."""
+        keep = is_verbatim or not self._console.is_terminal
+        self._console.print(escape(text), style=style or None, soft_wrap=keep)
 
     def status(self, text: str) -> None:
         """What is so right now."""

@@ -1,6 +1,7 @@
 """`serve` end to end: the real command, its cameras, its chat, and what is left when it ends (nothing)."""
 
 import base64
+import re
 import signal
 import socket
 import threading
@@ -10,7 +11,10 @@ from pathlib import Path
 import openai
 import pytest
 import yaml
+from PIL import Image
+from typer.testing import CliRunner, Result
 
+from appliance.cli import app
 from appliance.client import ApplianceClient, ClientError, user_message
 from tests.appliance.running import START_S, Running, running, until
 
@@ -98,6 +102,39 @@ def test_chat_about_what_a_camera_sees_now(client):
     assert answer
 
 
+def chat(url: str, *arguments: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["chat", "--url", url, "--max-tokens", "4", *arguments], input=typed)
+
+
+def test_the_chat_command_asks_about_a_camera(appliance, client):
+    until(lambda: frame_of(client, "street"))
+    result = chat(appliance[1], "--camera", "street", "--stats", "Who is there?")
+
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+    assert re.fullmatch(r"first text after \d+ ms, then every \d+ ms \(p99 .*\)\n", result.stderr)
+
+
+def test_the_chat_command_holds_a_conversation(appliance, tmp_path):
+    """Questions from standard input, a picture with the first."""
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (64, 64), "red").save(picture)
+
+    result = chat(appliance[1], "--image", str(picture), typed="What colour is it?\nAre you sure?\n")
+
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) >= 2
+
+
+def test_the_chat_command_says_what_is_wrong(appliance, tmp_path):
+    assert "cameras: broken, street, yard" in chat(appliance[1], "--camera", "attic", "What?").stderr
+    assert "check --image" in chat(appliance[1], "--image", str(tmp_path / "none.jpg"), "What?").stderr
+    junk = tmp_path / "junk.jpg"
+    junk.write_text("no picture")
+    assert chat(appliance[1], "--image", str(junk), "What?").exit_code == 2
+    assert chat(f"{appliance[1]}/nowhere", "What?").exit_code == 2
+
+
 def test_any_openai_client_can_talk_to_it(appliance, client):
     jpeg = base64.b64encode(until(lambda: frame_of(client, "yard"))).decode()
     sdk = openai.OpenAI(base_url=f"{appliance[1]}/v1", api_key="none", max_retries=0)
@@ -132,7 +169,7 @@ def test_a_dead_vision_worker_is_started_again(appliance, client):
 
 def test_a_dead_engine_is_started_again(appliance, client):
     """Chat and descriptions come back, and no description is an error of the engine's."""
-    (engine,) = appliance[0].find("vlm_engine.server")
+    (engine,) = appliance[0].find("-m vlm_engine.")
 
     engine.kill()
 
