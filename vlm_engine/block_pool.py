@@ -120,10 +120,14 @@ class BlockPool:
             if not self._ref_counts[block_id]:
                 self._free[block_id] = None
 
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Make blocks unfindable, because what they hold cannot be trusted."""
+        for block_id in block_ids:
+            self._forget(block_id)
+
     def clear_cache(self) -> None:
         """Forget all content hashes (the blocks that are held stay held)."""
-        for block_id in range(self.num_blocks):
-            self._forget(block_id)
+        self.forget(range(self.num_blocks))
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Compare the books with the blocks that the living sequences hold.

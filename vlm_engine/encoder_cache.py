@@ -1,6 +1,7 @@
 """Which images' embeddings are kept, counted in image tokens; the tensors live in the runner."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 
 class EncoderCache:
@@ -86,6 +87,12 @@ class EncoderCache:
         if self._lengths.pop(digest, None) is not None:
             del self._holders[digest], self._num_left[digest]
             self._evicted.append(digest)
+
+    def drop_idle(self, digests: Iterable[bytes]) -> None:
+        """Remove those of `digests` that no sequence holds."""
+        for digest in digests:
+            if digest in self._idle:
+                self.drop(digest)
 
     def take_evicted(self) -> tuple[bytes, ...]:
         """Digests removed since the last call, for the runner to free."""

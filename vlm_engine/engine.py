@@ -26,6 +26,8 @@ from vlm_engine.sequence import Placeholder, Sequence
 
 log = logging.getLogger(__name__)
 
+NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -163,10 +165,14 @@ class Engine:
             self.cost_model.learn_step(step_work, result.forward_ms)
         if plan.encodes:
             self.cost_model.learn_slices(slice_work, result.encode_ms)
+        sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
+        broken = [sequence for sequence in sampled if sequence.request_id in result.broken]
+        events += [self._give_up(sequence, NOT_FINITE) for sequence in broken]
         self.scheduler.commit(plan)
         now = self._clock()
-        sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        return events + [self._advance(s, result.token_ids[s.request_id], now) for s in sampled]
+        return events + [
+            self._advance(s, result.token_ids[s.request_id], now) for s in sampled if s not in broken
+        ]
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request in any state and free all it holds; returns its last event if it ran."""
@@ -275,12 +281,13 @@ class Engine:
         timings = sequence.timings(self._clock())
         return TokenEvent(sequence.request_id, text, token_ids, reason, sequence.usage(), timings, error)
 
+    def _give_up(self, sequence: Sequence, error: str) -> TokenEvent:
+        self.scheduler.finish(sequence, "error")
+        return self._end(sequence, "error", error=error)
+
     def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """End the sequences of a plan whose step raised; the others go on."""
-        events = []
-        for sequence in plan.sequences:
-            self.scheduler.finish(sequence, "error")
-            events.append(self._end(sequence, "error", error=f"{type(error).__name__}: {error}"))
+        events = [self._give_up(sequence, f"{type(error).__name__}: {error}") for sequence in plan.sequences]
         for item in plan.encodes:
             self.scheduler.encoder_cache.drop(item.image.digest)
         return events

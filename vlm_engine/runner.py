@@ -22,11 +22,13 @@ class StepResult:
 
     Args:
         token_ids: By request id.
+        broken: Requests for whose next token the model gave NaN or infinity.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
     """
 
     token_ids: dict[str, int] = field(default_factory=dict)
+    broken: frozenset[str] = frozenset()
     encode_ms: float = 0.0
     forward_ms: float = 0.0
 
@@ -82,23 +84,26 @@ class ModelRunner:
         for item in plan.encodes:
             self._encode(item)
         encoded = time.perf_counter()
-        token_ids = self._forward(plan) if plan.chunks else {}
+        token_ids, broken = self._forward(plan) if plan.chunks else ({}, frozenset())
         self._synchronize()
         finished = time.perf_counter()
-        return StepResult(token_ids, 1e3 * (encoded - started), 1e3 * (finished - encoded))
+        return StepResult(token_ids, broken, 1e3 * (encoded - started), 1e3 * (finished - encoded))
 
-    def _forward(self, plan: StepPlan) -> dict[str, int]:
+    def _forward(self, plan: StepPlan) -> tuple[dict[str, int], frozenset[str]]:
         device = self.model.spec.device
         batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
         sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         if not sampled:
-            return {}
+            return {}, frozenset()
         logits = self.model.logits(hidden[batch.sample_rows])
+        is_sound = logits.amax(dim=-1).isfinite().tolist()
         params = [sequence.request.sampling for sequence in sampled]
         generators = [self._generators[sequence.request_id] for sequence in sampled]
         tokens = sample(logits, params, generators).tolist()
-        return {s.request_id: token for s, token in zip(sampled, tokens, strict=True)}
+        pairs = {s.request_id: token for s, token in zip(sampled, tokens, strict=True)}
+        broken = [s.request_id for s, sound in zip(sampled, is_sound, strict=True) if not sound]
+        return pairs, frozenset(broken)
 
     def _encode(self, item: EncodeItem) -> None:
         started = time.perf_counter()

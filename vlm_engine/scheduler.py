@@ -100,8 +100,15 @@ class Scheduler:
             self._release_images(sequence, chunk)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence in any state and free all that it holds."""
+        """End a sequence in any state and free all that it holds.
+
+        After an error nothing that it computed is found again, neither blocks nor images.
+        """
+        if reason == "error":
+            self.pool.forget(sequence.block_ids)
         self._free(sequence)
+        if reason == "error":
+            self.encoder_cache.drop_idle(image.digest for image in sequence.placeholders)
         for line in (self.waiting, self.running):
             if sequence in line:
                 line.remove(sequence)

@@ -193,6 +193,32 @@ def test_a_fault_in_a_step_fails_its_plan_and_the_loop_goes_on(model: VisionLang
     assert engine.step()[0].finish_reason == "error"
 
 
+class Poisoned(Faulty):
+    """A model whose tower turns pictures of one size into NaN."""
+
+    def __init__(self, part: object) -> None:
+        super().__init__(part)
+        if hasattr(part, "encoder"):
+            self.encoder = Poisoned(part.encoder)
+
+    def start(self, image: ImageInput) -> object:
+        state = self._part.start(image)  # type: ignore[attr-defined]
+        state.pixels.fill_(torch.nan if image.grid[1] > 6 else 0.5)
+        return state
+
+
+def test_nan_is_an_error_of_its_request_and_poisons_nobody(model: VisionLanguageModel) -> None:
+    engine = make_engine(Poisoned(model))  # type: ignore[arg-type]
+    for number in range(2):
+        engine.add(ask(f"bad {number}", "a long text before it " * 4, picture(size=(160, 160))))
+        engine.add(ask(f"good {number}", "a long text before it " * 4, picture(size=(96, 64))))
+        answers = drain(engine)
+        assert answers[f"bad {number}"] == ([], "error")
+        assert answers[f"good {number}"][1] == "length"
+        assert len(answers[f"good {number}"][0]) == 6
+    assert engine.stats().num_encoded_images == 3, "what was poisoned is encoded again, the rest is not"
+
+
 def test_usage_counts_along_and_timings_come_with_the_last_event(model: VisionLanguageModel) -> None:
     engine = make_engine(model)
     request = ask("first", picture(size=(96, 64)), "a long question " * 8)
