@@ -1,9 +1,10 @@
 """Train the bundled demo VLM: ``python -m appliance.demo.train_vlm --minutes 90 --out DIR``.
 
-Three stages share the time. *text*: the text half learns every question from ground-truth tokens in
-place of a picture. *tower*: the vision half learns to tell those tokens from pixels. *joint*: both are
-put together and trained on rendered frames. Each stage ends with an annealed learning rate at its
-deadline, whatever the machine's speed; each can be run alone and continued from ``DIR/stage.pt``.
+Three stages share the time. *tower*: the vision half learns to tell of each picture token what a scene
+shows there. *sketch*: the text half learns every question from a few ground-truth tokens in place of a
+picture. *polish*: both are put together, and mergers and text half are trained on rendered frames
+(*joint* trains the tower's blocks, too). The learning rate is laid over the wall-clock time of a stage,
+whatever the machine's speed; each stage can be run alone and continued from ``DIR/stage.pt``.
 """
 
 import argparse
@@ -21,20 +22,37 @@ from torch import Tensor, nn
 
 from appliance.demo import vlm_data, vlm_labels, vlm_worker
 from appliance.demo.tokenizer import SPECIAL_TOKENS, save_processor, train_tokenizer
-from appliance.demo.vlm_init import initialize
+from appliance.demo.vlm_init import FORMS, bind_words, initialize
 from appliance.demo.vlm_model import FastVlm, model_config
 from appliance.demo.vlm_optim import MasterOptimizer
 from appliance.demo.vlm_texts import corpus
 from appliance.demo.vlm_threads import Pace, apply_threads
 
 _log = logging.getLogger(__name__)
-SHARES: dict[vlm_worker.Stage, float] = {"text": 0.15, "tower": 0.45, "joint": 0.4}
-RATES: dict[vlm_worker.Stage, float] = {"text": 2e-3, "tower": 2e-3, "joint": 7e-4, "polish": 5e-4}
+WORDS = sorted({name.split()[1] for name in vlm_labels.INDEX}.union(*FORMS.values()))
+SHARES: dict[vlm_worker.Stage, float] = {"tower": 0.4, "sketch": 0.25, "polish": 0.35}
+RATES: dict[vlm_worker.Stage, float] = {
+    "sketch": 1.5e-3,
+    "tower": 2e-3,
+    "joint": 1.2e-3,
+    "polish": 1.2e-3,
+}
 # why: a stage that another one follows need not end at rest
-LAST_RATES: dict[vlm_worker.Stage, float] = {"text": 0.3, "tower": 0.3, "joint": 0.0, "polish": 0.0}
+LAST_RATES: dict[vlm_worker.Stage, float] = {
+    "sketch": 0.5,
+    "tower": 0.3,
+    "joint": 0.0,
+    "polish": 0.0,
+}
 # questions, describe prompts, text before the picture, chat without a picture
-FORM_WEIGHTS = (1.0, 0.6, 0.25, 0.25)
-SAVE_EVERY_S = 240.0
+FORM_WEIGHTS = (1.0, 1.0, 0.25, 0.2)
+# why: until the text half has met real picture tokens, its gradients only disturb the tower
+APART_UNTIL = 0.15
+DENSE_WEIGHT = 5.0
+# why: were absence a large number too, one constant would drown every picture token
+LOGIT_SHIFT, LOGIT_RANGE = 3.5, 7.0
+SAVE_EVERY_S = 120.0
+LOG_EVERY = 20
 
 
 @dataclass(slots=True)
@@ -48,6 +66,10 @@ class Learner:
     reader: nn.Linear
     writer: nn.Linear
     tokenizer: Any
+
+    def write(self, logits: Tensor) -> Tensor:
+        """Turn label logits into picture tokens; what is surely absent adds next to nothing."""
+        return self.writer((logits + LOGIT_SHIFT) / LOGIT_RANGE)  # type: ignore[no-any-return]
 
     def named(self) -> list[tuple[str, nn.Parameter]]:
         """All parameters by name."""
@@ -72,7 +94,8 @@ def new_learner(folder: Path, seed: int) -> Learner:
     reader = nn.Linear(4 * model.config.vision_config.hidden_size, vlm_labels.CHANNELS)
     nn.init.constant_(reader.bias, -3.0)
     writer = nn.Linear(vlm_labels.CHANNELS, width)
-    nn.init.normal_(writer.weight, std=0.02)
+    words = {word: tokenizer.encode(f" {word}").ids for word in WORDS}
+    bind_words(model, writer, vlm_labels.INDEX, {w: ids[0] for w, ids in words.items() if len(ids) == 1})
     return Learner(model, reader, writer, tokenizer)
 
 
@@ -108,16 +131,15 @@ def export(learner: Learner, folder: Path) -> None:
 def join(learner: Learner) -> None:
     """Fold reader and writer into the merger's last layer: the tower now feeds the text half."""
     target = learner.model.model.visual.merger.linear_fc2
-    target.weight.copy_(learner.writer.weight.float() @ learner.reader.weight.float())
-    target.bias.copy_(
-        learner.writer.weight.float() @ learner.reader.bias.float() + learner.writer.bias.float()
-    )
+    writer = learner.writer.weight.float() / LOGIT_RANGE
+    target.weight.copy_(writer @ learner.reader.weight.float())
+    target.bias.copy_(writer @ (learner.reader.bias.float() + LOGIT_SHIFT) + learner.writer.bias.float())
 
 
 def trained_in(stage: vlm_worker.Stage, name: str) -> bool:
     """Whether a parameter is trained in a stage."""
     is_visual = ".visual." in name
-    if stage == "text":
+    if stage == "sketch":
         return not is_visual and not name.startswith("reader")
     if stage == "tower":
         in_merger = ".merger.linear_fc2" in name or "deepstack" in name
@@ -141,18 +163,20 @@ class Losses:
         self._rng = np.random.default_rng(seed)
         self.parts: dict[str, float] = {}
 
-    def __call__(self, stage: vlm_worker.Stage, batch: vlm_worker.Batch) -> Tensor:
-        """Loss of a batch."""
-        if stage == "text":
+    def __call__(self, stage: vlm_worker.Stage, batch: vlm_worker.Batch, progress: float) -> Tensor:
+        """Loss of a batch at a share of the stage's time."""
+        if stage == "sketch":
             logits = torch.from_numpy(vlm_labels.blurred_logits(self._rng, batch.labels.numpy()))
-            return self._answers(batch, self._learner.writer(logits.bfloat16()), [])
+            return self._answers(batch, self._learner.write(logits.bfloat16()), [])
         assert batch.patches is not None
         merged, deep = self._fast.encode(vlm_data.normalize(batch.patches, torch.bfloat16))
         dense = _label_loss(self._learner.reader(merged), batch.labels, self._weights)
         self._note("dense", dense)
         if stage == "tower":
             return dense
-        return self._answers(batch, *self._fast.finish(merged, deep)) + dense
+        if progress < APART_UNTIL:
+            merged, deep = merged.detach(), [d.detach() for d in deep]
+        return self._answers(batch, *self._fast.finish(merged, deep)) + DENSE_WEIGHT * dense
 
     def _answers(self, batch: vlm_worker.Batch, pictures: Tensor, deep: list[Tensor]) -> Tensor:
         total = torch.zeros(())
@@ -210,10 +234,10 @@ def _steps(
         asked = time.monotonic()
         batch = next(stream)
         waited += time.monotonic() - asked
-        losses(stage, batch).backward()  # type: ignore[no-untyped-call]
+        losses(stage, batch, pace.progress()).backward()  # type: ignore[no-untyped-call]
         norm = optimizer.step(RATES[stage] * rate(pace.progress(), LAST_RATES[stage]))
         step += 1
-        if step % 20 == 0:
+        if step % LOG_EVERY == 0:
             parts = " ".join(f"{k} {v:.4f}" for k, v in losses.parts.items())
             _log.info(
                 "%s step %d %.0fs wait %.0fs norm %.2f %s", stage, step, pace.elapsed(), waited, norm, parts

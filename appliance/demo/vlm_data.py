@@ -22,7 +22,7 @@ KIND_WEIGHTS = {
 _KINDS = list(KIND_WEIGHTS)
 _KIND_P = np.array(list(KIND_WEIGHTS.values())) / sum(KIND_WEIGHTS.values())
 _LABEL_P = np.array([0.1, 0.25, 0.2, 0.2, 0.12, 0.13])
-MAX_BRANCH = 44
+SHORT, LONG = range(24), range(22, 38)
 Ints = NDArray[np.int64]
 
 
@@ -98,6 +98,8 @@ def draw_turn(rng: np.random.Generator, scene: Scene) -> tuple[str, str]:
         return _pick(rng, INSTRUCTIONS), describe(scene)
     if kind == "chat":
         return _chat_beside_picture(rng)
+    if kind in ("clothes", "action") and len(of_label(scene, "person")) > 1 and rng.random() < 0.8:
+        kind = "count"
     qa = make(rng, scene, kind, _label_for(rng, scene, kind))
     return qa.question, qa.answer
 
@@ -134,28 +136,46 @@ def draw_system(rng: np.random.Generator) -> str:
 
 @dataclass(slots=True)
 class Tree:
-    """A prefix with its branches; ``picture`` is the index of its picture in the batch, -1 for none."""
+    """A prefix with its branches; ``picture`` is the index of its picture in the batch, -1 for none.
+
+    ``kept``: the picture tokens that stay in the prefix, None for all of them.
+    """
 
     prefix: Span
     branches: list[Span]
     picture: int
+    kept: Ints | None = None
+
+    def columns(self, image_id: int) -> Ints:
+        """Indices of the prefix tokens that stay."""
+        ids = np.array(self.prefix.ids)
+        stays = ids != image_id
+        places = np.flatnonzero(~stays)
+        stays[places if self.kept is None else places[self.kept]] = True
+        return np.flatnonzero(stays)
 
 
 def question_tree(
-    rng: np.random.Generator, enc: Encoder, scene: Scene, picture: int, branches: int, system: str
+    rng: np.random.Generator, enc: Encoder, scene: Scene, picture: int, form: tuple[int, str, range]
 ) -> Tree:
-    """Picture first, then a question in each branch."""
-    spans = [_short_branch(rng, enc, scene) for _ in range(branches)]
+    """Picture first, a question in each branch; ``form``: branches, system message, tokens of a branch."""
+    branches, system, sizes = form
+    spans = [_sized_branch(rng, enc, scene, sizes) for _ in range(branches)]
     return Tree(enc.prefix(system, ""), spans, picture)
 
 
-def _short_branch(rng: np.random.Generator, enc: Encoder, scene: Scene) -> Span:
-    """Draw a question of at most MAX_BRANCH tokens, so that little of a batch is padding."""
-    while True:
+def draw_sizes(rng: np.random.Generator) -> range:
+    """Draw how long the branches of a batch are, so that little of it is padding."""
+    return SHORT if rng.random() < 0.45 else LONG
+
+
+def _sized_branch(rng: np.random.Generator, enc: Encoder, scene: Scene, sizes: range) -> Span:
+    for _ in range(60):
         question, answer = draw_turn(rng, scene)
         span = enc.branch([("\n" + question if rng.random() < 0.2 else question, answer)])
-        if len(span.ids) <= MAX_BRANCH:
-            return span
+        if len(span.ids) in sizes:
+            break
+    return span
 
 
 def describe_tree(
@@ -212,33 +232,35 @@ def _prefix_positions(span: Span, image_id: int) -> Ints:
 
 def pack(trees: Sequence[Tree], image_id: int) -> Trees:
     """Pack trees of equally many branches into one batch, padded at the ends."""
-    width = max(len(t.prefix.ids) for t in trees)
+    columns = [tree.columns(image_id) for tree in trees]
+    width = max(map(len, columns))
     length = max(len(b.ids) for t in trees for b in t.branches)
     count, branches = len(trees), len(trees[0].branches)
     out = Trees(
         torch.zeros(count, width, dtype=torch.int64),
         torch.zeros(3, count, width, dtype=torch.int64),
         torch.full((count, width), -1, dtype=torch.int64),
-        torch.tensor([len(t.prefix.ids) for t in trees]),
+        torch.tensor([len(c) for c in columns]),
         torch.zeros(count, branches, length, dtype=torch.int64),
         torch.zeros(3, count, branches, length, dtype=torch.int64),
         torch.full((count, branches, length), -100, dtype=torch.int64),
     )
     for i, tree in enumerate(trees):
-        _put_prefix(out, i, tree, image_id)
-        start = int(out.prefix_positions[:, i, len(tree.prefix.ids) - 1].max()) + 1
+        _put_prefix(out, i, tree, columns[i], image_id)
+        start = int(out.prefix_positions[:, i, len(columns[i]) - 1].max()) + 1
         for j, span in enumerate(tree.branches):
             _put_branch(out, i, j, span, start)
     return out
 
 
-def _put_prefix(out: Trees, i: int, tree: Tree, image_id: int) -> None:
-    size = len(tree.prefix.ids)
+def _put_prefix(out: Trees, i: int, tree: Tree, columns: Ints, image_id: int) -> None:
+    size = len(columns)
     ids = torch.tensor(tree.prefix.ids)
-    out.prefix_ids[i, :size] = ids
-    out.prefix_positions[:, i, :size] = torch.from_numpy(_prefix_positions(tree.prefix, image_id))
-    slots = (ids == image_id).nonzero()[:, 0]
-    out.prefix_picture[i, slots] = tree.picture * NUM_PICTURE_TOKENS + torch.arange(len(slots))
+    is_picture = ids == image_id
+    rows = tree.picture * NUM_PICTURE_TOKENS + is_picture.cumsum(0) - 1
+    out.prefix_ids[i, :size] = ids[columns]
+    out.prefix_positions[:, i, :size] = torch.from_numpy(_prefix_positions(tree.prefix, image_id)[:, columns])
+    out.prefix_picture[i, :size] = torch.where(is_picture, rows, -1)[columns]
 
 
 def _put_branch(out: Trees, i: int, j: int, span: Span, start: int) -> None:

@@ -90,9 +90,9 @@ def _span(low: float, high: float, count: int) -> slice:
     return slice(first, min(count, max(first + 1, round(high))))
 
 
-def blurred_logits(rng: np.random.Generator, labels: Floats) -> Floats:
+def blurred_logits(rng: np.random.Generator, labels: Floats, blur: float = 0.4) -> Floats:
     """Labels as a trained but fallible tower would tell them: noisy logits of the same shape."""
     sharpness = rng.uniform(2.5, 4.5, (labels.shape[0], 1, 1)).astype(np.float32)
-    noise = rng.normal(0, 1.0, labels.shape).astype(np.float32)
+    noise = rng.normal(0, blur, labels.shape).astype(np.float32)
     logits: Floats = np.clip((2 * labels - 1) * sharpness + noise, -6, 6).astype(np.float32)
     return logits

@@ -13,12 +13,15 @@ from appliance.demo import vlm_data, vlm_labels
 from appliance.demo.vlm_model import Trees
 from vision.scenes import Scene
 
-Stage = Literal["text", "tower", "joint", "polish"]
+Stage = Literal["sketch", "tower", "joint", "polish"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a batch holds: pictures, and trees of each form with branches each."""
+    """What a batch holds: pictures, and trees of each form with branches each.
+
+    kept: so many picture tokens of a tree are kept, those with an object's centre among them; 0 for all.
+    """
 
     pictures: int
     question_trees: int = 0
@@ -28,13 +31,14 @@ class BatchPlan:
     text_first_trees: int = 0
     chat_trees: int = 0
     chat_branches: int = 6
+    kept: int = 0
 
 
 PLANS: dict[Stage, BatchPlan] = {
-    "text": BatchPlan(16, 16, 8, 4, 3, 4, 1, 8),
+    "sketch": BatchPlan(8, 8, 8, 4, 3, 1, 1, 4, kept=24),
     "tower": BatchPlan(16),
-    "joint": BatchPlan(16, 16, 6, 4, 3, 4, 1, 6),
-    "polish": BatchPlan(16, 16, 6, 4, 3, 4, 1, 6),
+    "joint": BatchPlan(16, 10, 6, 6, 3, 4, 1, 6),
+    "polish": BatchPlan(8, 8, 8, 4, 3, 2, 1, 4),
 }
 
 
@@ -48,7 +52,11 @@ class Batch:
 
 
 def make_trees(
-    rng: np.random.Generator, enc: vlm_data.Encoder, scenes: list[Scene], plan: BatchPlan
+    rng: np.random.Generator,
+    enc: vlm_data.Encoder,
+    scenes: list[Scene],
+    plan: BatchPlan,
+    kept: list[vlm_data.Ints],
 ) -> list[Trees]:
     """Build the trees of a plan over the batch's scenes, one ``Trees`` per form.
 
@@ -56,12 +64,11 @@ def make_trees(
     """
     system = vlm_data.draw_system(rng)
     prompt = vlm_data.draw_system(rng), vlm_data.draw_instruction(rng)
-    questions, lines = plan.question_branches, plan.describe_branches
+    sizes = vlm_data.draw_sizes(rng)
+    branches = plan.question_branches + (4 if sizes is vlm_data.SHORT else 0)
+    form, lines = (branches, system, sizes), plan.describe_branches
     forms = [
-        [
-            vlm_data.question_tree(rng, enc, scenes[i], i, questions, system)
-            for i in range(plan.question_trees)
-        ],
+        [vlm_data.question_tree(rng, enc, scenes[i], i, form) for i in range(plan.question_trees)],
         [vlm_data.describe_tree(rng, enc, scenes[i], i, lines, prompt) for i in range(plan.describe_trees)],
         [
             vlm_data.text_first_tree(rng, enc, scenes[-1 - i], len(scenes) - 1 - i)
@@ -69,17 +76,26 @@ def make_trees(
         ],
         [vlm_data.chat_tree(rng, enc, plan.chat_branches) for _ in range(plan.chat_trees)],
     ]
+    for tree in [t for trees in forms for t in trees if kept and t.picture >= 0]:
+        tree.kept = kept[tree.picture]
     return [vlm_data.pack(trees, enc.image_id) for trees in forms if trees]
 
 
 def make_batch(rng: np.random.Generator, enc: vlm_data.Encoder, stage: Stage) -> Batch:
-    """Sample one batch of a stage; the text stage renders nothing."""
+    """Sample one batch of a stage; the sketch renders nothing."""
     plan = PLANS[stage]
     scenes = [vlm_data.draw_scene(rng) for _ in range(plan.pictures)]
     labels = torch.from_numpy(np.stack([vlm_labels.label_tokens(s) for s in scenes]))
-    return Batch(
-        None if stage == "text" else render_patches(rng, scenes), labels, make_trees(rng, enc, scenes, plan)
-    )
+    pixels = None if stage == "sketch" else render_patches(rng, scenes)
+    kept = [keep_tokens(rng, tokens, plan.kept) for tokens in labels] if plan.kept else []
+    return Batch(pixels, labels, make_trees(rng, enc, scenes, plan, kept))
+
+
+def keep_tokens(rng: np.random.Generator, labels: torch.Tensor, count: int) -> vlm_data.Ints:
+    """Choose ``count`` tokens of a picture in order: every centre, others at random."""
+    centres = [i for name, i in vlm_labels.INDEX.items() if name.startswith("centre")]
+    score = labels[:, centres].amax(1).numpy() + rng.random(len(labels))
+    return np.sort(np.argsort(-score)[:count])
 
 
 def render_patches(rng: np.random.Generator, scenes: list[Scene]) -> torch.Tensor:
