@@ -1,0 +1,106 @@
+"""The vision worker against a real Valkey: jobs, newest frames, and how the cameras are doing."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.board import BoardReader, BoardWriter
+from appliance.ingest import VisionWorker
+from appliance.jobs import CameraStatus, decode_job
+from appliance.settings import Settings, load_settings
+from queues import EmbeddedServer, JobConsumer
+
+VIDEO = "synthetic://street?seed=3&fps=5&frames=40"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    with EmbeddedServer() as server:
+        yield server
+
+
+def settings(name: str, **cameras: str) -> Settings:
+    return load_settings(
+        None,
+        {
+            "detector": {"device": "cpu", "imgsz": 320},
+            "describe": {"cooldown_s": 0, "min_hits": 2},
+            "queue": {"stream": name},
+            "cameras": {name: {"source": source} for name, source in cameras.items()},
+        },
+    )
+
+
+async def test_cameras_end_and_fail_each_by_themselves(server, monkeypatch, tmp_path):
+    """V2, V17: two good cameras with tracks of their own, one whose file is not there."""
+    monkeypatch.setattr("vision.sources.PacedSource.__iter__", lambda self: iter(self._source))
+    missing = str(tmp_path / "missing.mp4")
+    chosen = settings("ends", left=VIDEO, right=VIDEO.replace("seed=3", "seed=4"), broken=missing)
+    worker, stop = VisionWorker(chosen, server.url), threading.Event()
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    board = BoardReader(server.url, tuple(chosen.cameras))
+    async with JobConsumer(server.url, chosen.queue) as consumer:
+        try:
+            jobs = []
+            while {s.name: s.state for s in await board.statuses()} != {
+                "left": "ended",
+                "right": "ended",
+                "broken": "failed",
+            }:
+                jobs += [decode_job(delivery.job.body) for delivery in await consumer.take(8, 200)]
+            frame = await board.frame("left")
+        finally:
+            stop.set()
+            thread.join()
+        jobs += [decode_job(delivery.job.body) for delivery in await consumer.take(8, 0)]
+        left, right, broken = await board.statuses()
+        await board.close()
+
+    assert {job.camera for job in jobs} == {"left", "right"}
+    assert len({job.job_id for job in jobs}) == len(jobs) == left.num_jobs + right.num_jobs
+    assert left.num_frames == right.num_frames == 40
+    assert left.num_dropped == 0
+    assert frame is not None
+    assert frame.startswith(b"\xff\xd8")
+    assert broken.error is not None
+    assert "missing.mp4" in broken.error
+    assert not thread.is_alive()
+
+
+async def test_the_board_knows_the_configured_cameras_only(server):
+    writer, board = BoardWriter(server.url), BoardReader(server.url, ("front", "back"))
+    writer.write_frame("front", b"jpeg")
+    writer.write_frame("other", b"jpeg")
+    writer.write_status(CameraStatus(name="front", state="running", num_frames=3))
+
+    assert await board.frame("front") == b"jpeg"
+    assert await board.frame("back") is None
+    assert await board.frame("other") is None
+    assert [(s.name, s.state, s.num_frames) for s in await board.statuses()] == [
+        ("front", "running", 3),
+        ("back", "starting", 0),
+    ]
+    writer.close()
+    await board.close()
+
+
+async def test_the_board_survives_an_outage(tmp_path: Path, caplog):
+    """Q6: frames and statuses are skipped while Redis is away, and one line is logged, not one a frame."""
+    now = 0.0
+    with EmbeddedServer() as server:
+        writer, board = BoardWriter(server.url, lambda: now), BoardReader(server.url, ("front",))
+        server.close()
+        for _ in range(20):
+            writer.write_frame("front", b"jpeg")
+        assert await board.frame("front") is None
+        assert [status.state for status in await board.statuses()] == ["starting"]
+        assert len(caplog.records) == 1
+        server.ensure_running()
+        now = 10.0
+        writer.write_frame("front", b"jpeg")
+        assert await board.frame("front") == b"jpeg"
+    writer.close()
+    await board.close()
