@@ -17,23 +17,24 @@ from vlm_engine.errors import (
     RequestError,
     UnsupportedModel,
 )
+from vlm_engine.metrics import ClassStats, EngineStats, HistogramSnapshot, WorkStats
 from vlm_engine.request import GenerationRequest, Timings, TokenEvent, Usage
 from vlm_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vlm_engine.async_engine import AsyncEngine
     from vlm_engine.client import EngineProcess
-    from vlm_engine.engine import Engine, EngineStats
+    from vlm_engine.engine import Engine
 
 _LATE = {
     "AsyncEngine": "vlm_engine.async_engine",
     "Engine": "vlm_engine.engine",
     "EngineProcess": "vlm_engine.client",
-    "EngineStats": "vlm_engine.engine",
 }
 
 __all__ = [
     "AsyncEngine",
+    "ClassStats",
     "Engine",
     "EngineConfig",
     "EngineError",
@@ -41,6 +42,7 @@ __all__ = [
     "EngineStats",
     "EngineStopped",
     "GenerationRequest",
+    "HistogramSnapshot",
     "ImageRejected",
     "ModelLoadError",
     "PromptTooLong",
@@ -50,6 +52,7 @@ __all__ = [
     "TokenEvent",
     "UnsupportedModel",
     "Usage",
+    "WorkStats",
 ]
 
 

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from vlm_engine.config import EngineConfig
-from vlm_engine.engine import Engine, EngineStats
+from vlm_engine.engine import Engine
 from vlm_engine.errors import EngineStopped, RequestError
+from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.streams import Streams

@@ -20,8 +20,8 @@ import zmq.asyncio
 
 from vlm_engine import errors, wire
 from vlm_engine.config import EngineConfig
-from vlm_engine.engine import EngineStats
 from vlm_engine.errors import EngineStopped, ModelLoadError, RequestError
+from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PromptPreparer, load_prompts
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.streams import Streams
@@ -58,6 +58,7 @@ class EngineProcess:
         self._prompts: PromptPreparer | None = None
         self._ready: wire.Ready | None = None
         self._stats: EngineStats | None = None
+        self._earlier: EngineStats | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._reason: str | None = "the engine is not started"
         self._last_sign_s = time.monotonic()
@@ -140,12 +141,14 @@ class EngineProcess:
     def stats(self) -> EngineStats:
         """The books as the engine told them last, at most half a second ago.
 
+        Counts go on over restarts; what an engine did in its last moments may be missing.
+
         Raises:
             EngineStopped: The engine was not started.
         """
         if self._stats is None:
             raise EngineStopped("the engine is not started")
-        return self._stats
+        return self._stats if self._earlier is None else self._stats.after(self._earlier)
 
     def _prepare(self, request: GenerationRequest) -> list[Any]:
         started = time.perf_counter()
@@ -182,6 +185,8 @@ class EngineProcess:
         with self._process.stdin as stdin:
             stdin.write(start)
         self._ready = await self._first_message(socket, self._process)
+        if self._stats is not None:
+            self._earlier = self.stats()
         self._stats = self._ready.stats
         self._last_sign_s = time.monotonic()
         self._reason = None
@@ -211,6 +216,8 @@ class EngineProcess:
             self._reason = f"the engine's process ended with code {code} and is being started again"
             log.error("%s", self._reason)
             self._streams.end_all(self._reason)
+            if self._stats is not None:
+                self._stats = self._stats.ended()
             failures = 0 if time.monotonic() - started_s > STABLE_AFTER_S else failures
             while self._reason is not None:
                 await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])

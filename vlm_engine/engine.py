@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from PIL import Image
@@ -16,10 +16,11 @@ from vlm_engine.detokenizer import Detokenizer
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.errors import RequestError
 from vlm_engine.limits import PromptLimits
+from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
 from vlm_engine.plan import StepPlan
 from vlm_engine.request import FinishReason, GenerationRequest, Message, TokenEvent
-from vlm_engine.runner import ModelRunner
+from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
@@ -27,20 +28,6 @@ from vlm_engine.sequence import Placeholder, Sequence
 log = logging.getLogger(__name__)
 
 NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """A snapshot of the engine's books; counts are since the start."""
-
-    num_running: int
-    num_waiting: int
-    num_free_blocks: int
-    num_blocks: int
-    num_encoder_tokens: int
-    num_steps: int
-    num_encoded_images: int
-    counts: dict[str, int]
 
 
 class Engine:
@@ -72,6 +59,7 @@ class Engine:
         self.model = model or load_model(config)
         self.runner = ModelRunner(self.model, config)
         self.cost_model = CostModel()
+        self.metrics = EngineMetrics()
         pool = BlockPool(self.runner.num_blocks, config.block_size)
         self.scheduler = Scheduler(
             pool,
@@ -155,16 +143,12 @@ class Engine:
             self.runner.forget_images(plan.evicted)
             return events
         self.num_steps += 1
-        step_work, slice_work = plan.step_work, plan.slice_work
         try:
             result = self.runner.execute(plan)
         except Exception as error:
             log.exception("a step with %d sequences failed", len(plan.chunks))
             return events + self._fail(plan, error)
-        if plan.chunks:
-            self.cost_model.learn_step(step_work, result.forward_ms)
-        if plan.encodes:
-            self.cost_model.learn_slices(slice_work, result.encode_ms)
+        self._learn(plan, result)
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         broken = [sequence for sequence in sampled if sequence.request_id in result.broken]
         events += [self._give_up(sequence, NOT_FINITE) for sequence in broken]
@@ -220,20 +204,28 @@ class Engine:
             self.step()
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
+        self.scheduler.budget.counts.clear()
+        self.metrics = EngineMetrics()
         self.num_steps = self.runner.num_encoded = 0
 
     def stats(self) -> EngineStats:
         """The books as they are now."""
-        scheduler = self.scheduler
+        scheduler, model = self.scheduler, self.cost_model
+        budget = scheduler.budget
         return EngineStats(
             len(scheduler.running),
             len(scheduler.waiting),
             scheduler.pool.num_free,
             scheduler.pool.num_blocks,
             scheduler.encoder_cache.num_used,
+            scheduler.encoder_cache.num_tokens,
             self.num_steps,
             self.runner.num_encoded,
-            dict(scheduler.counts),
+            {**scheduler.counts, **budget.counts},
+            budget.allowance_ms if isinstance(budget, TimeBudget) else None,
+            self.metrics.steps.snapshot(model.step.relative_error, model.step.residual_ms),
+            self.metrics.slices.snapshot(model.encoder.relative_error, model.encoder.residual_ms),
+            self.metrics.classes(scheduler.running, scheduler.waiting),
         )
 
     def check_integrity(self) -> None:
@@ -251,8 +243,21 @@ class Engine:
             replace(run, slices=tuple(part.work for part in encoder.slices(image))) for run, image in pairs
         )
 
+    def _learn(self, plan: StepPlan, result: StepResult) -> None:
+        """Book what was predicted beside what was measured, and have the cost model learn from it."""
+        model = self.cost_model
+        if plan.chunks:
+            work = plan.step_work
+            self.metrics.steps.add(result.forward_ms, model.step_ms(work))
+            model.learn_step(work, result.forward_ms)
+        if plan.encodes:
+            slices = plan.slice_work
+            self.metrics.slices.add(result.encode_ms, model.slice_ms(slices))
+            model.learn_slices(slices, result.encode_ms)
+
     def _advance(self, sequence: Sequence, token_id: int, now: float) -> TokenEvent:
         """Append a sampled token and tell what text it completes."""
+        self.metrics.add_token(sequence, now)
         if sequence.first_token_s is None:
             sequence.first_token_s = now
         sequence.last_token_s = now
@@ -278,8 +283,10 @@ class Engine:
         """Forget a sequence that the scheduler has finished; its last event."""
         self.runner.remove(sequence.request_id)
         del self._sequences[sequence.request_id], self._texts[sequence.request_id]
-        timings = sequence.timings(self._clock())
-        return TokenEvent(sequence.request_id, text, token_ids, reason, sequence.usage(), timings, error)
+        now = self._clock()
+        self.metrics.add_end(sequence, reason, now)
+        usage, timings = sequence.usage(), sequence.timings(now)
+        return TokenEvent(sequence.request_id, text, token_ids, reason, usage, timings, error)
 
     def _give_up(self, sequence: Sequence, error: str) -> TokenEvent:
         self.scheduler.finish(sequence, "error")

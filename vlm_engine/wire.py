@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vlm_engine.config import EngineConfig
-from vlm_engine.engine import EngineStats
 from vlm_engine.limits import PromptLimits
+from vlm_engine.metrics import EngineStats
 from vlm_engine.models import ImageInput, PreparedPrompt
 from vlm_engine.request import GenerationRequest, Priority, TokenEvent
 from vlm_engine.sampling_params import SamplingParams

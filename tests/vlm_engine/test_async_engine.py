@@ -183,10 +183,12 @@ async def test_a_model_that_cannot_be_loaded_is_named(kind: type[Client]) -> Non
 
 
 async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_checkpoint: Path) -> None:
-    """A7, E25: health says so while it happens."""
+    """A7, E25: health says so while it happens, and no count falls."""
     engine = EngineProcess(config_of(qwen3_vl_checkpoint))
     await engine.start()
     wanted = await collect(engine, "before", picture(), "hello")
+    await until(lambda: engine.stats().classes["interactive"].finished.get("length") == 1)
+    before = engine.stats()
     stream = engine.generate(ask("x", "hello", max_tokens=2000))
     await anext(stream)
     assert engine.pid is not None
@@ -194,13 +196,21 @@ async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_c
     rest = [event async for event in stream]
     assert rest[-1].finish_reason == "error"
     assert "being started again" in (engine.unhealthy_reason or "")
+    assert engine.stats().num_running == 0
     with pytest.raises(EngineStopped, match="being started again"):
         await collect(engine, "y", "hello")
     await until(lambda: engine.is_healthy, 60.0)
+    restarted = engine.stats()
+    assert restarted.num_restarts == 1
+    assert restarted.num_steps >= before.num_steps > 0
+    assert restarted.classes["interactive"].generation_tokens >= 6
     again = await collect(engine, "after", picture(), "hello")
     assert [e.token_ids for e in again] != []
     assert "".join(e.text for e in again) == "".join(e.text for e in wanted)
     assert engine.num_restarts == 1
+    await until(lambda: engine.stats().classes["interactive"].finished["length"] == 2)
+    assert engine.stats().num_encoded_images == before.num_encoded_images + 1 == 2
+    assert engine.stats().classes["interactive"].first_token.num_values >= 2
     await engine.close()
 
 
