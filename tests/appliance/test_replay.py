@@ -72,14 +72,14 @@ def test_each_line_says_what_was_seen_asked_and_answered(settings, tmp_path):
 
 
 def test_a_full_queue_holds_the_player_up_and_loses_nothing(settings, tmp_path):
-    """Recorded video waits for room where a live camera drops."""
-    wide = play(settings, tmp_path, STREET)
+    """Recorded pictures wait for room where a live camera drops: one place, and twelve that come at once."""
+    folder = tmp_path / "pictures"
+    write_pictures(folder, range(10, 22))
     narrow = changed(changed(settings, "queue", max_len=1), "describe", concurrency=1)
 
-    assert {line["frame_index"] for line in play(narrow, tmp_path, STREET)} == {
-        line["frame_index"] for line in wide
-    }
-    assert len(wide) > 2
+    lines = play(narrow, tmp_path, str(folder))
+
+    assert len({line["source"] for line in lines}) == len(lines) == 12
 
 
 def test_only_the_wanted_classes_are_described(settings, tmp_path):
@@ -130,17 +130,13 @@ def test_save_writes_a_snapshot_a_description_and_a_video(settings, tmp_path):
 def test_pictures_are_described_one_by_one(settings, tmp_path):
     """A folder's pictures stand for themselves: no tracking, no cooldown between them."""
     folder = tmp_path / "pictures"
-    folder.mkdir()
-    frames = list(open_source("synthetic://street?seed=3&fps=1&frames=8&time=day", camera="a"))
-    for frame in frames[2:6]:
-        Image.fromarray(frame.image[:, :, ::-1]).save(folder / f"{frame.index}.png")
+    write_pictures(folder, range(10, 14))
 
     lines = play(settings, tmp_path, str(folder))
 
-    sources = [line["source"] for line in lines]
-    assert sources == sorted(set(sources))
-    assert len(sources) >= 3
-    assert all(Path(source).parent == folder for source in sources)
+    sources = {line["source"] for line in lines}
+    assert sources == {str(folder / f"{index}.png") for index in range(10, 14)}
+    assert len(lines) == 4
 
 
 def test_a_source_that_fails_on_the_way_does_not_take_the_others_with_it(settings, tmp_path):
@@ -155,6 +151,14 @@ def test_a_source_that_fails_on_the_way_does_not_take_the_others_with_it(setting
 
     assert num_failed == 1
     assert output.read_text().count("\n") > 0
+
+
+def write_pictures(folder: Path, indices: range) -> None:
+    """Drawn frames with a car in view, each a file of its own."""
+    folder.mkdir()
+    for frame in open_street():
+        if frame.index in indices:
+            Image.fromarray(frame.image[:, :, ::-1]).save(folder / f"{frame.index}.png")
 
 
 def open_street() -> FrameSource:
