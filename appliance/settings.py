@@ -64,6 +64,15 @@ def _check_camera_names(cameras: dict[str, "CameraSettings"]) -> dict[str, "Came
     return cameras
 
 
+def _check_detector(config: DetectorConfig) -> DetectorConfig:
+    for name in ("conf", "iou"):
+        if not 0 <= getattr(config, name) <= 1:
+            raise ValueError(f"{name} must be from 0 to 1, not {getattr(config, name)}")
+    if config.imgsz is not None and config.imgsz < 32:
+        raise ValueError(f"imgsz must be 32 or more, not {config.imgsz}")
+    return config
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 
 
@@ -123,9 +132,11 @@ class Settings(BaseSettings):
     engine: Annotated[EngineConfig, _with_defaults(model=BUNDLED_VLM, device="auto")] = EngineConfig(
         model=BUNDLED_VLM, device="auto"
     )
-    detector: Annotated[DetectorConfig, _with_defaults(model=BUNDLED_DETECTOR, device="auto")] = (
-        DetectorConfig(model=BUNDLED_DETECTOR, device="auto")
-    )
+    detector: Annotated[
+        DetectorConfig,
+        _with_defaults(model=BUNDLED_DETECTOR, device="auto"),
+        AfterValidator(_check_detector),
+    ] = DetectorConfig(model=BUNDLED_DETECTOR, device="auto")
     tracker: Literal["bytetrack", "botsort"] = "bytetrack"
     queue: QueueConfig = QueueConfig()
     redis: RedisSettings = RedisSettings()

@@ -83,10 +83,11 @@ def test_bad_value_names_its_path_and_the_value(write):
 
 
 def test_a_librarys_own_check_names_its_path(write):
-    text = problem(write("queue: {max_len: 0}\nengine: {max_num_seqs: 0}\n"))
+    text = problem(write("queue: {max_len: 0}\nengine: {max_num_seqs: 0}\ndetector: {conf: 5}\n"))
 
     assert "queue.max_len: must be greater than 0, not 0" in text
     assert "engine.max_num_seqs: must be at least 1, not 0" in text
+    assert "detector.conf: must be from 0 to 1, not 5.0" in text
 
 
 def test_missing_key_is_named(write):
