@@ -115,11 +115,27 @@ class RedisSettings(_Part):
 
 
 class ServerSettings(_Part):
-    """Where the HTTP API listens; with an `api_key` every request must carry it as a bearer token."""
+    """Where the HTTP API listens; with an `api_key` every request must carry it as a bearer token.
+
+    `metrics_per_camera` tells the cameras apart in `/metrics`, by their names.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: SecretStr | None = None
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host.strip("[]"), self.host.strip("[]"))
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def key(self) -> str | None:
+        """The API key in clear, None when there is none."""
+        return (self.api_key.get_secret_value() or None) if self.api_key else None
+
+    metrics_per_camera: bool = False
 
 
 class Settings(BaseSettings):
@@ -181,8 +197,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
 def to_json(settings: Settings) -> bytes:
     """The settings for a child process, read back by `Settings.model_validate_json`, the API key in clear."""
     data = settings.model_dump(mode="json")
-    key = settings.server.api_key
-    data["server"]["api_key"] = key.get_secret_value() if key else None
+    data["server"]["api_key"] = settings.server.key
     return json.dumps(data).encode()
 
 

@@ -34,9 +34,8 @@ def run_demo(settings: Settings, seconds: float | None = None) -> None:
         raise SettingsError("cameras is empty: the demo needs one, as in configs/demo.yaml")
     started_at = time.monotonic()
     settings = _with_port(settings)
-    url = f"http://{settings.server.host}:{settings.server.port}"
-    key = settings.server.api_key.get_secret_value() if settings.server.api_key else None
-    with DemoView() as view, ApplianceClient(url, key) as client:
+    url = settings.server.url
+    with DemoView() as view, ApplianceClient(url, settings.server.key) as client:
         child = Child("appliance.serve:child_main", to_json(settings))
         try:
             _wait_until_ready(child, client, view)

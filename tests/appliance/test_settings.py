@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.settings import BUNDLED_DETECTOR, BUNDLED_VLM, Settings, SettingsError, load_settings
+from appliance.settings import BUNDLED_DETECTOR, BUNDLED_VLM, Settings, SettingsError, load_settings, to_json
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -123,11 +123,32 @@ def test_camera_names_are_plain(write, name):
     assert "use letters, digits" in problem(write(f"cameras: {{'{name}': {{source: a}}}}\n"))
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:81"),
+        ("0.0.0.0", "http://127.0.0.1:81"),
+        ("::", "http://[::1]:81"),
+        ("[::1]", "http://[::1]:81"),
+        ("box.lan", "http://box.lan:81"),
+    ],
+)
+def test_where_a_client_on_this_machine_finds_the_server(write, host, url):
+    assert load_settings(write(f"server: {{host: '{host}', port: 81}}")).server.url == url
+
+
+def test_the_key_reaches_a_child_process_and_no_log(write):
+    settings = load_settings(write("server: {api_key: s3cret}"))
+
+    assert Settings.model_validate_json(to_json(settings)).server.key == "s3cret"
+    assert "s3cret" not in repr(settings)
+
+
 def test_settings_survive_the_way_to_a_child_process(write):
     text = "cameras: {front: {source: a.mp4, fps: 5}}\ndetector: {classes: [person]}\n"
     settings = load_settings(write(text))
 
-    assert Settings.model_validate_json(settings.model_dump_json()) == settings
+    assert Settings.model_validate_json(to_json(settings)) == settings
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
