@@ -8,6 +8,7 @@ among the dead letters.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 TAKE_BLOCK_MS = 500
 ENGINE_PAUSE_S = 1.0
+# What becomes of a delivery: a text; an error for good; it comes again; the last try failed; another
+# worker was first; the body is no job.
+OUTCOMES = ("described", "failed", "retried", "dead", "duplicate", "invalid")
 
 
 class VisionLanguageModel(Protocol):
@@ -64,7 +68,7 @@ class Describer:
     """Runs until cancelled; at most `concurrency` descriptions are with the engine at once.
 
     `on_settled` gets every outcome with the picture as JPEG: descriptions, errors, and what was given up
-    after its last delivery and lies among the dead letters.
+    after its last delivery and lies among the dead letters. `outcomes` counts them, see `OUTCOMES`.
     """
 
     def __init__(
@@ -76,14 +80,18 @@ class Describer:
         max_tokens: int,
         on_settled: Callable[[Description, bytes], object] = lambda description, jpeg: None,
     ) -> None:
-        self.num_described = 0
-        self.num_failed = 0
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._consumer = consumer
         self._model = model
         self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         self._on_settled = on_settled
         self._concurrency = concurrency
         self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_described(self) -> int:
+        """Descriptions made."""
+        return self.outcomes["described"]
 
     async def run(self) -> None:
         """Takes and answers jobs until cancelled; what is in hand then goes back to the queue."""
@@ -124,6 +132,7 @@ class Describer:
             job = decode_job(delivery.job.body)
         except ValueError as error:
             logger.error("job=%s is not a describe job: %s", delivery.job.job_id, error)
+            self.outcomes["invalid"] += 1
             await self._consumer.fail(delivery, f"not a describe job: {error}")
             return
         try:
@@ -133,20 +142,18 @@ class Describer:
             return
         # why: whoever follows the results must not be told before this listener, who also gets the picture.
         self._on_settled(description, job.image)
-        if await self._consumer.finish(delivery, encode_description(description)):
-            self._count(description)
+        outcome = "failed" if description.error is not None else "described"
+        is_first = await self._consumer.finish(delivery, encode_description(description))
+        self.outcomes[outcome if is_first else "duplicate"] += 1
 
     async def _give_up(self, job: DescribeJob, delivery: Delivery, error: str) -> None:
         logger.warning("camera=%s job=%s was not described: %s", job.camera, job.job_id, error)
         is_last = delivery.times_delivered >= self._consumer.config.max_deliveries
-        if not await self._consumer.fail(delivery, error) and is_last:
+        is_retried = await self._consumer.fail(delivery, error)
+        self.outcomes["retried" if is_retried else "dead"] += 1
+        if not is_retried and is_last:
             description = Description.of(job, prompt=job.prompt, described_at=time.time(), error=error)
-            self._count(description)
             self._on_settled(description, job.image)
-
-    def _count(self, description: Description) -> None:
-        self.num_described += description.error is None
-        self.num_failed += description.error is not None
 
     async def _describe(self, job: DescribeJob, delivery: Delivery) -> Description:
         """The answer, with an error in place of the text when trying again cannot help."""

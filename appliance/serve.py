@@ -69,6 +69,7 @@ class _Service:
         self._engine = EngineProcess(settings.engine)
         self._consumer = JobConsumer(url, settings.queue)
         self._results = ResultReader(url, settings.queue)
+        self._describer = self._create_describer()
         self._app = self._create_app()
         # why: the worker loads its detector while the engine loads here.
         self._worker = start_worker(settings, url) if settings.cameras else None
@@ -91,7 +92,7 @@ class _Service:
         server = ApiServer(self._app, self._settings.server)
         await run_beside(
             _serve_http(server, listener),
-            self._describer().run(),
+            self._describer.run(),
             _follow_results(self._results, self._events),
             _announce(server, self._board, on_ready),
         )
@@ -104,11 +105,12 @@ class _Service:
                 self._board,
                 self._settings.server,
                 queue_status=self._consumer.status,
+                describe_outcomes=lambda: self._describer.outcomes,
             )
         except UnsafeBindingError as error:
             raise SettingsError(str(error)) from None
 
-    def _describer(self) -> Describer:
+    def _create_describer(self) -> Describer:
         return Describer(
             self._consumer,
             self._engine,

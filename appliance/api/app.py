@@ -6,9 +6,16 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from appliance import __version__
-from appliance.api import chat, errors, event_views, views
+from appliance.api import chat, errors, event_views, metrics, views
 from appliance.api.access import AccessGuard, check_binding
-from appliance.api.services import ApiLimits, Cameras, EngineClient, QueueStatusReader, Services
+from appliance.api.services import (
+    ApiLimits,
+    Cameras,
+    EngineClient,
+    OutcomeReader,
+    QueueStatusReader,
+    Services,
+)
 from appliance.events import EventStore
 from appliance.settings import ServerSettings
 
@@ -20,6 +27,7 @@ def create_app(
     settings: ServerSettings,
     *,
     queue_status: QueueStatusReader | None = None,
+    describe_outcomes: OutcomeReader | None = None,
     model_name: str | None = None,
     aliases: Sequence[str] = (),
     limits: ApiLimits | None = None,
@@ -37,12 +45,14 @@ def create_app(
         events,
         cameras,
         queue_status=queue_status,
+        describe_outcomes=describe_outcomes,
+        metrics_per_camera=settings.metrics_per_camera,
         model_name=model_name,
         aliases=aliases,
         limits=limits or ApiLimits(),
     )
     errors.install(app)
-    for part in (chat, event_views, views):
+    for part in (chat, event_views, metrics, views):
         app.include_router(part.router)
     app.mount("/assets", StaticFiles(directory=views.ASSETS), name="assets")
     app.add_middleware(AccessGuard, settings=settings)

@@ -1,7 +1,9 @@
 """What the handlers of one app share: its collaborators, its limits, its running chats."""
 
+import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -14,12 +16,18 @@ from appliance.api.errors import not_found, unavailable
 from appliance.events import EventStore
 from appliance.images import ImageLimits
 from appliance.jobs import CameraStatus
+from appliance.metrics import CameraTotals
 from appliance.model_names import shown_model_name
 from queues.types import QueueStatus
-from vlm_engine import GenerationRequest, TokenEvent
+from vlm_engine import EngineStats, EngineStopped, GenerationRequest, TokenEvent
 
 T = TypeVar("T")
 QueueStatusReader = Callable[[], Awaitable[QueueStatus]]
+OutcomeReader = Callable[[], Mapping[str, int]]
+
+_STATUS_TIMEOUT_S = 2.0
+
+logger = logging.getLogger(__name__)
 
 
 class EngineClient(Protocol):
@@ -35,6 +43,9 @@ class EngineClient(Protocol):
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
         """An asynchronous generator of events; it refuses before the first, closing it aborts the request."""
+
+    def stats(self) -> EngineStats:
+        """The engine's books; raises `EngineStopped` when it was not started."""
 
 
 class Cameras(Protocol):
@@ -74,6 +85,8 @@ class Services:
         cameras: Cameras,
         *,
         queue_status: QueueStatusReader | None,
+        describe_outcomes: OutcomeReader | None,
+        metrics_per_camera: bool,
         model_name: str | None,
         aliases: Sequence[str],
         limits: ApiLimits,
@@ -82,6 +95,9 @@ class Services:
         self.events = events
         self.cameras = cameras
         self.queue_status = queue_status
+        self.describe_outcomes = describe_outcomes
+        self.metrics_per_camera = metrics_per_camera
+        self.camera_totals = CameraTotals()
         self.limits = limits
         self.model_names = (model_name or shown_model_name(engine.model_name), *aliases)
         self.started_at = int(time.time())
@@ -123,6 +139,21 @@ class Services:
         known = ", ".join(sorted(names)) or "none"
         raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
 
+    def engine_stats(self) -> EngineStats | None:
+        """The engine's books, None before its start."""
+        try:
+            return self.engine.stats()
+        except EngineStopped:
+            return None
+
+    async def queue_now(self) -> QueueStatus | None:
+        """The queue's state; None when there is no queue or it does not answer within 2 s."""
+        return await _within_time(self.queue_status(), "queue") if self.queue_status else None
+
+    async def cameras_now(self) -> Sequence[CameraStatus] | None:
+        """The cameras' states; None when they are not known within 2 s."""
+        return await _within_time(self.cameras.statuses(), "cameras")
+
     def stop(self) -> None:
         """End all event streams, so that the server can shut down; chats run to their end."""
         self.is_stopping = True
@@ -134,3 +165,12 @@ def services_of(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
     return services
+
+
+async def _within_time(answer: Awaitable[T], what: str) -> T | None:
+    """The answer, or None: who asks for the state must be told, not break with what is broken."""
+    try:
+        return await asyncio.wait_for(answer, _STATUS_TIMEOUT_S)
+    except Exception as error:
+        logger.warning("the state of the %s is unknown: %r", what, error)
+        return None

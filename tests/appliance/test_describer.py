@@ -115,6 +115,17 @@ async def describe(
     concurrency: int = 2,
 ) -> dict[str, Description]:
     """Everything that was settled (as the listener and as readers of the results see it), by job id."""
+    return (await describe_and_count(server, queue, model, jobs, concurrency))[0]
+
+
+async def describe_and_count(
+    server: EmbeddedServer,
+    queue: QueueConfig,
+    model: VisionLanguageModel,
+    jobs: list[Job],
+    concurrency: int = 2,
+) -> tuple[dict[str, Description], dict[str, int]]:
+    """The same with the describer's own counts, zeros left out."""
     settled: dict[str, Description] = {}
     with JobProducer(server.url, queue) as producer:
         for each in jobs:
@@ -138,7 +149,7 @@ async def describe(
     assert status.is_idle
     assert {name: settled[name] for name in stored} == stored
     assert len(settled) - len(stored) == status.dead
-    return settled
+    return settled, dict(+describer.outcomes)
 
 
 async def test_a_job_becomes_a_description(server, queue):
@@ -198,6 +209,14 @@ async def test_a_fault_that_stays_ends_in_the_dead_letters_and_is_told(server, q
     assert settled["bad"].text is None
     assert settled["bad"].error == "CUDA out of memory"
     assert settled["good"].text == "A person."
+
+
+async def test_outcomes_are_counted(server, queue):
+    model = Scripted([], always={"bad": ends("error", "CUDA out of memory"), "mute": says("")})
+
+    _, outcomes = await describe_and_count(server, queue, model, [job("bad"), job("good"), job("mute")])
+
+    assert outcomes == {"described": 1, "failed": 1, "retried": 1, "dead": 1}
 
 
 async def test_a_broken_picture_is_an_error_of_its_own(server, queue):

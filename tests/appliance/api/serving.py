@@ -98,9 +98,12 @@ class Servers:
         api_key: str | None = None,
         limits: ApiLimits | None = None,
         queue_status: Callable[[], Coroutine[Any, Any, QueueStatus]] | None = None,
+        metrics_per_camera: bool = False,
     ) -> Running:
         """A server that answers."""
-        return self.thread.call(self._start(api_key, limits, queue_status))
+        key = SecretStr(api_key) if api_key else None
+        settings = ServerSettings(port=0, api_key=key, metrics_per_camera=metrics_per_camera)
+        return self.thread.call(self._start(settings, limits, queue_status))
 
     def stop(self, running: Running) -> float:
         """Shut a server down; the seconds that it took."""
@@ -115,15 +118,15 @@ class Servers:
         for running in list(self._running):
             self.stop(running)
 
-    async def _start(self, api_key: str | None, limits: ApiLimits | None, queue_status: Any) -> Running:
+    async def _start(self, settings: ServerSettings, limits: ApiLimits | None, queue_status: Any) -> Running:
         events, cameras = EventStore(), two_cameras()
-        settings = ServerSettings(port=0, api_key=SecretStr(api_key) if api_key else None)
         app = create_app(
             self.engine,
             events,
             cameras,
             settings,
             queue_status=queue_status,
+            describe_outcomes=lambda: {"described": 3, "dead": 1},
             model_name=MODEL,
             aliases=("other-name", "organisation/model"),
             limits=limits,

@@ -21,6 +21,7 @@ PATHS = [
     "/v1/events",
     "/v1/cameras/street/frame.jpg",
     "/openapi.json",
+    "/metrics",
     "/nothing",
 ]
 

@@ -74,7 +74,13 @@ def test_health(http: httpx.Client) -> None:
     assert reply.status_code == 200
     assert reply.json() == {
         "status": "ok",
-        "engine": {"status": "ok", "model": MODEL},
+        "engine": {
+            "status": "ok",
+            "model": MODEL,
+            "num_running": 0,
+            "num_waiting": 0,
+            "kv_cache_usage": 0.0,
+        },
         "queue": {"status": "none"},
         "cameras": {"street": "running", "yard": "failed"},
     }
@@ -90,6 +96,9 @@ def test_health_of_an_engine_that_is_frozen(http: httpx.Client, server: Running,
         "status": "unhealthy",
         "model": MODEL,
         "reason": "the engine's loop died",
+        "num_running": 0,
+        "num_waiting": 0,
+        "kv_cache_usage": 0.0,
     }
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
     refused = http.post("/v1/chat/completions", json=chat)

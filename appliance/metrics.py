@@ -1,0 +1,235 @@
+"""The appliance's numbers in Prometheus' families; names follow vLLM's where they mean the same.
+
+`class` is `chat` for what people wait for and `frame` for descriptions. Times are in seconds.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from appliance.jobs import CameraStatus
+from queues.types import QueueStatus
+from vlm_engine import EngineStats, HistogramSnapshot
+from vlm_engine.request import FinishReason, Priority
+
+PREFIX = "appliance_"
+CLASS_NAMES: Mapping[Priority, str] = {"interactive": "chat", "background": "frame"}
+CAMERA_STATES = ("starting", "running", "ended", "failed")
+
+# Name, help, and the histogram of `ClassStats`.
+_LATENCIES = (
+    ("inter_token_latency", "From one token of a request to its next", "inter_token"),
+    ("time_to_first_token", "From a request's arrival to its first token", "first_token"),
+    (
+        "e2e_request_latency",
+        "From a request's arrival to its end, of those that ended by themselves",
+        "whole",
+    ),
+    ("request_queue_time", "From arrival to the first step that works for the request", "queue"),
+    ("request_encode_time", "Spent in the vision encoder, of requests with images", "encode"),
+    (
+        "request_prefill_time",
+        "From the first step to the first token, without the encoder's share",
+        "prefill",
+    ),
+)
+_CLASS_GAUGES = (
+    ("num_requests_running", "Requests that hold a place in the steps", "num_running"),
+    ("num_requests_waiting", "Requests that wait for one", "num_waiting"),
+)
+_CLASS_COUNTERS = (
+    ("prompt_tokens", "Prompt tokens of requests that gave a token", "prompt_tokens"),
+    ("prefix_cache_hits", "Prompt tokens that were found in the KV cache", "cached_tokens"),
+    ("generation_tokens", "Tokens generated", "generation_tokens"),
+)
+_QUEUE_GAUGES = (
+    ("queue_depth", "Jobs that wait", "depth"),
+    ("queue_pending", "Jobs in the hands of workers", "pending"),
+    ("queue_dead", "Jobs among the dead letters", "dead"),
+    ("queue_bytes", "Size of all jobs that wait or are pending", "num_bytes"),
+    ("queue_oldest_age_seconds", "Age of the oldest job", "oldest_age_s"),
+)
+_QUEUE_COUNTERS = (
+    ("queue_put", "Jobs put", "num_put"),
+    ("queue_done", "Jobs answered", "num_done"),
+    ("queue_retried", "Deliveries that failed and came again", "num_retried"),
+    ("queue_duplicates", "Jobs refused since their id was known", "num_duplicates"),
+)
+_CAMERA_COUNTERS = (
+    ("frames", "Frames that the detector has seen", "num_frames"),
+    ("frames_dropped", "Frames or observations that were given up", "num_dropped"),
+    ("detections", "Detections", "num_detections"),
+    ("jobs", "Observations that became jobs", "num_jobs"),
+)
+
+
+class CameraTotals:
+    """Adds up the cameras' counts over restarts of the vision worker and gaps in its reports."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, CameraStatus] = {}
+        self._earlier: dict[str, Counter[str]] = {}
+
+    def update(self, statuses: Iterable[CameraStatus]) -> None:
+        """Take in what the worker said last; cameras of which it said nothing keep their counts."""
+        for status in statuses:
+            if not status.updated_at:
+                continue
+            last, earlier = self._last.get(status.name), self._earlier.setdefault(status.name, Counter())
+            if last is not None and status.num_frames < last.num_frames:
+                earlier.update(_counts(last))
+            self._last[status.name] = status
+
+    def counts(self) -> dict[str, Counter[str]]:
+        """By camera, the counts of `CameraStatus` since this program's start."""
+        return {name: self._earlier[name] + Counter(_counts(last)) for name, last in self._last.items()}
+
+
+def engine_families(stats: EngineStats, *, is_up: bool) -> Iterator[Metric]:
+    """What the engine says of itself."""
+    yield _gauge("engine_up", "Whether the engine answers", float(is_up))
+    yield _counter("engine_restarts", "Times that the engine was started again", stats.num_restarts)
+    yield _gauge("kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1", stats.kv_cache_usage)
+    yield _gauge("kv_cache_used_blocks", "KV blocks that are held", stats.num_blocks - stats.num_free_blocks)
+    yield _gauge("kv_cache_blocks", "KV blocks", stats.num_blocks)
+    usage = stats.num_encoder_tokens / stats.encoder_cache_tokens
+    yield _gauge("encoder_cache_usage_perc", "Share of the encoder cache that is filled, 0 to 1", usage)
+    yield _gauge("encoder_cache_used_tokens", "Image tokens in the encoder cache", stats.num_encoder_tokens)
+    yield _gauge("encoder_cache_tokens", "Image tokens that fit it", stats.encoder_cache_tokens)
+    yield _counter("engine_steps", "Steps computed", stats.num_steps)
+    yield _counter("encoded_images", "Images encoded", stats.num_encoded_images)
+    yield from _reasons(Counter(stats.counts))
+    yield from _work_families(stats)
+    yield from _class_families(stats)
+
+
+def queue_families(status: QueueStatus) -> Iterator[Metric]:
+    """How the job queue is doing."""
+    for name, text, field in _QUEUE_GAUGES:
+        yield _gauge(name, text, getattr(status, field))
+    for name, text, field in _QUEUE_COUNTERS:
+        yield _counter(name, text, getattr(status, field))
+    yield _counters("queue_dropped", "Jobs dropped", "reason", status.dropped)
+
+
+def camera_families(
+    statuses: Sequence[CameraStatus], totals: CameraTotals, *, per_camera: bool
+) -> Iterator[Metric]:
+    """How the cameras are doing, together or (`per_camera`) each under its name."""
+    states = Counter(status.state for status in statuses)
+    family = GaugeMetricFamily(f"{PREFIX}cameras", "Cameras by state", labels=["state"])
+    for state in CAMERA_STATES:
+        family.add_metric([state], states[state])
+    yield family
+    by_camera = totals.counts()
+    for name, text, field in _CAMERA_COUNTERS:
+        if per_camera:
+            yield _counters(name, text, "camera", {camera: c[field] for camera, c in by_camera.items()})
+        else:
+            yield _counter(name, text, sum(counts[field] for counts in by_camera.values()))
+    if per_camera:
+        yield _per_camera_gauge(
+            "camera_up", "Whether the camera runs", statuses, lambda s: s.state == "running"
+        )
+        yield _per_camera_gauge("camera_fps", "Frames a second", statuses, lambda s: s.fps)
+
+
+def description_families(outcomes: Mapping[str, int]) -> Iterator[Metric]:
+    """What became of the jobs that this program took."""
+    yield _counters("descriptions", "Jobs that were taken, by what became of them", "outcome", outcomes)
+
+
+def _reasons(counts: Counter[str]) -> Iterator[Metric]:
+    num_preempted, num_overruns = counts.pop("preempted", 0), counts.pop("floor_overruns", 0)
+    yield _counter("num_preemptions", "Requests sent back to the queue for their memory", num_preempted)
+    text = "Least pieces of frames that were computed though they did not fit the allowance"
+    yield _counter("floor_overruns", text, num_overruns)
+    yield _counters("stalls", "Requests that got nothing in a step", "reason", counts)
+
+
+def _work_families(stats: EngineStats) -> Iterator[Metric]:
+    kinds = {"step": stats.steps, "encode": stats.slices}
+    total = CounterMetricFamily(
+        f"{PREFIX}work_seconds", "Time of steps and of encoding", labels=["work", "source"]
+    )
+    last = GaugeMetricFamily(
+        f"{PREFIX}work_last_seconds", "The same, the last time", labels=["work", "source"]
+    )
+    error = GaugeMetricFamily(
+        f"{PREFIX}cost_model_relative_error", "Median error of the last 256 predictions", labels=["work"]
+    )
+    residual = GaugeMetricFamily(
+        f"{PREFIX}cost_model_residual_seconds", "What plans keep free since predictions err", labels=["work"]
+    )
+    for name, work in kinds.items():
+        total.add_metric([name, "measured"], work.total_ms / 1e3)
+        total.add_metric([name, "predicted"], work.total_predicted_ms / 1e3)
+        last.add_metric([name, "measured"], work.last_ms / 1e3)
+        last.add_metric([name, "predicted"], work.last_predicted_ms / 1e3)
+        error.add_metric([name], work.relative_error)
+        residual.add_metric([name], work.residual_ms / 1e3)
+    yield from (total, last, error, residual)
+    if stats.allowance_ms is not None:
+        yield _gauge("step_allowance_seconds", "What the last step could take", stats.allowance_ms / 1e3)
+
+
+def _class_families(stats: EngineStats) -> Iterator[Metric]:
+    for name, text, field in _CLASS_GAUGES:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["class"])
+        for priority, books in stats.classes.items():
+            gauge.add_metric([CLASS_NAMES[priority]], getattr(books, field))
+        yield gauge
+    for name, text, field in _CLASS_COUNTERS:
+        yield _counters(name, text, "class", _by_class(stats, field))
+    ends = CounterMetricFamily(
+        f"{PREFIX}request_success", "Requests by how they ended", labels=["class", "finished_reason"]
+    )
+    for priority, books in stats.classes.items():
+        for reason in get_args(FinishReason):
+            ends.add_metric([CLASS_NAMES[priority], reason], books.finished.get(reason, 0))
+    yield ends
+    for name, text, field in _LATENCIES:
+        histogram = HistogramMetricFamily(f"{PREFIX}{name}_seconds", text, labels=["class"])
+        for label, snapshot in _by_class(stats, field).items():
+            histogram.add_metric([label], _buckets(snapshot), snapshot.sum)
+        yield histogram
+
+
+def _by_class(stats: EngineStats, field: str) -> dict[str, Any]:
+    return {CLASS_NAMES[priority]: getattr(books, field) for priority, books in stats.classes.items()}
+
+
+def _buckets(snapshot: HistogramSnapshot) -> list[tuple[str, float]]:
+    bounds = [*map(str, snapshot.bounds), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(snapshot.counts)), strict=True))
+
+
+def _counts(status: CameraStatus) -> dict[str, int]:
+    return {field: getattr(status, field) for _, _, field in _CAMERA_COUNTERS}
+
+
+def _per_camera_gauge(
+    name: str, text: str, statuses: Iterable[CameraStatus], value: Any
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(PREFIX + name, text, labels=["camera"])
+    for status in statuses:
+        family.add_metric([status.name], float(value(status)))
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, value)
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
+    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
