@@ -24,11 +24,13 @@ from appliance.settings import Settings, SettingsError
 from appliance.tasks import run_beside
 from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
 from vision.detector import Detector
-from vlm_engine import AsyncEngine
+from vlm_engine import AsyncEngine, EngineStopped
 
 READ_BLOCK_MS = 200
 POLL_S = 0.1
 MISSING_AFTER_S = 3.0
+STALL_S = 600.0
+WATCH_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Replay:
             producer = stack.enter_context(JobProducer(self._url, queue))
             player = self._player(producer, realtime=realtime)
             self._display.hint("loading the vision-language model")
-            engine = AsyncEngine(self._settings.engine, load=load_engine)
+            engine = AsyncEngine(self._settings.engine, stall_s=STALL_S, load=load_engine)
             stack.push_async_callback(engine.close)
             await engine.start()
             stack.push_async_callback(self._forget, queue)
@@ -109,6 +111,7 @@ class Replay:
                 self._play(player, consumer),
                 describer.run(),
                 self._collect(reader),
+                _watch(engine),
                 self._display.follow(player.counts, describer, consumer),
             )
         return self._summarize(player)
@@ -185,6 +188,13 @@ class Replay:
             + (f", {counts.num_lost} damaged frames left out" if counts.num_lost else "")
         )
         return num_failed + len(counts.failures)
+
+
+async def _watch(engine: AsyncEngine) -> None:
+    """Raises `EngineStopped` when the engine has died or stalled: nothing would be described any more."""
+    while engine.unhealthy_reason is None:
+        await asyncio.sleep(WATCH_EVERY_S)
+    raise EngineStopped(engine.unhealthy_reason)
 
 
 def _folder(path: Path) -> Path:

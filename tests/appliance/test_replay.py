@@ -16,6 +16,7 @@ from appliance.video_writer import VideoWriter
 from queues import EmbeddedServer
 from vision.errors import SourceNotFound, SourceUnsupported
 from vision.sources import FrameSource, open_source
+from vlm_engine import Engine, EngineStopped
 
 STREET = "synthetic://street?seed=3&fps=5&frames=60"
 VISITS = ((56, 204), (226, 452), (498, 704), (738, 876), (918, 1212), (1230, 1364))
@@ -211,6 +212,18 @@ def test_one_description_per_visit_and_none_for_the_empty_room(settings, media, 
     frames = [line["frame_index"] for line in lines]
     assert [sum(first <= frame <= last for frame in frames) for first, last in VISITS] == [1] * len(VISITS)
     assert len(frames) == len(VISITS)
+
+
+def test_an_engine_that_dies_ends_the_run(settings, tmp_path, monkeypatch):
+    """A7: nothing would ever be described, so waiting for it is no way to end."""
+
+    def die(engine: Engine) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(Engine, "step", die)
+
+    with pytest.raises(EngineStopped, match="no more"):
+        play(settings, tmp_path, STREET)
 
 
 def test_what_is_asked_for_is_found_before_anything_is_loaded(tmp_path):
