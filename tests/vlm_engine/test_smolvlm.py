@@ -114,7 +114,7 @@ def test_pictures_of_any_size_are_read(family: Family, size: tuple[int, int]) ->
     assert run(family.engine(max_num_batched_tokens=16), [case])["x"] == family.greedy(case)
 
 
-CHAT = [
+CHAT: list[dict[str, Any]] = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is happening?"},
     {"role": "assistant", "content": [{"type": "text", "text": "Two people are walking."}]},
