@@ -17,6 +17,7 @@ from vlm_engine.request import FinishReason, Priority
 
 PREFIX = "appliance_"
 CLASS_NAMES: Mapping[Priority, str] = {"interactive": "chat", "background": "frame"}
+PREEMPTION_REASONS = ("memory", "slots", "deadlock")
 CAMERA_STATES = ("starting", "running", "ended", "failed")
 
 # Name, help, and the histogram of `ClassStats`.
@@ -101,7 +102,7 @@ def engine_families(stats: EngineStats, *, is_up: bool) -> Iterator[Metric]:
     yield _gauge("encoder_cache_tokens", "Image tokens that fit it", stats.encoder_cache_tokens)
     yield _counter("engine_steps", "Steps computed", stats.num_steps)
     yield _counter("encoded_images", "Images encoded", stats.num_encoded_images)
-    yield from _reasons(Counter(stats.counts))
+    yield from _reasons(stats)
     yield from _work_families(stats)
     yield from _class_families(stats)
 
@@ -142,12 +143,13 @@ def description_families(outcomes: Mapping[str, int]) -> Iterator[Metric]:
     yield _counters("descriptions", "Jobs that were taken, by what became of them", "outcome", outcomes)
 
 
-def _reasons(counts: Counter[str]) -> Iterator[Metric]:
-    num_preempted, num_overruns = counts.pop("preempted", 0), counts.pop("floor_overruns", 0)
-    yield _counter("num_preemptions", "Requests sent back to the queue for their memory", num_preempted)
+def _reasons(stats: EngineStats) -> Iterator[Metric]:
+    counts = dict(stats.counts)
     text = "Least pieces of frames that were computed though they did not fit the allowance"
-    yield _counter("floor_overruns", text, num_overruns)
+    yield _counter("floor_overruns", text, counts.pop("floor_overruns", 0))
     yield _counters("stalls", "Requests that got nothing in a step", "reason", counts)
+    preemptions = {reason: stats.preemptions.get(reason, 0) for reason in PREEMPTION_REASONS}
+    yield _counters("num_preemptions", "Requests sent back to the queue", "reason", preemptions)
 
 
 def _work_families(stats: EngineStats) -> Iterator[Metric]:

@@ -204,6 +204,7 @@ class Engine:
             self.step()
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
+        self.scheduler.preemptions.clear()
         self.scheduler.budget.counts.clear()
         self.metrics = EngineMetrics()
         self.num_steps = self.runner.num_encoded = 0
@@ -222,6 +223,7 @@ class Engine:
             self.num_steps,
             self.runner.num_encoded,
             {**scheduler.counts, **budget.counts},
+            dict(scheduler.preemptions),
             budget.allowance_ms if isinstance(budget, TimeBudget) else None,
             self.metrics.steps.snapshot(model.step.relative_error, model.step.residual_ms),
             self.metrics.slices.snapshot(model.encoder.relative_error, model.encoder.residual_ms),

@@ -164,7 +164,9 @@ class EngineStats:
 
     Args:
         num_encoder_tokens: Image tokens in the encoder cache, of `encoder_cache_tokens`.
-        counts: ``preempted``, ``floor_overruns``, and why sequences got nothing in a step.
+        counts: ``floor_overruns``, and why sequences got nothing in a step.
+        preemptions: Sequences sent back to the queue, by what was short: ``memory`` or ``slots`` for
+            another one, or ``deadlock`` when all waited for each other's memory.
         allowance_ms: What the last step could take; None where steps are counted in tokens.
         steps: Forward passes with batch building and sampling.
         slices: Encoder slices.
@@ -181,11 +183,17 @@ class EngineStats:
     num_steps: int
     num_encoded_images: int
     counts: dict[str, int]
+    preemptions: dict[str, int]
     allowance_ms: float | None
     steps: WorkStats
     slices: WorkStats
     classes: dict[Priority, ClassStats]
     num_restarts: int = 0
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions for all reasons."""
+        return sum(self.preemptions.values())
 
     @property
     def kv_cache_usage(self) -> float:
@@ -210,6 +218,7 @@ class EngineStats:
             num_steps=earlier.num_steps + self.num_steps,
             num_encoded_images=earlier.num_encoded_images + self.num_encoded_images,
             counts=_sum(earlier.counts, self.counts),
+            preemptions=_sum(earlier.preemptions, self.preemptions),
             steps=self.steps.after(earlier.steps),
             slices=self.slices.after(earlier.slices),
             classes={name: stats.after(earlier.classes[name]) for name, stats in self.classes.items()},

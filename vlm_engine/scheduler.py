@@ -56,6 +56,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
+        self.preemptions: Counter[str] = Counter()
 
     @property
     def has_work(self) -> bool:
@@ -77,7 +78,7 @@ class Scheduler:
         self._fill(draft, now)
         if not draft.planned and self.running:
             # why: all running sequences wait for each other's blocks; only giving some up helps
-            self._preempt(max(self.running, key=_rank), draft)
+            self._preempt(max(self.running, key=_rank), draft, "deadlock")
             self._fill(draft, now)
         self._mark_started(draft.planned, now)
         self.counts.update(draft.stalled)
@@ -182,7 +183,7 @@ class Scheduler:
             self._free(sequence)
             return stalls
         while len(self.running) >= self.max_num_seqs:
-            self._preempt(self._victims(sequence, draft)[-1], draft)
+            self._preempt(self._victims(sequence, draft)[-1], draft, "slots")
         sequence.status = Status.RUNNING
         self.waiting.remove(sequence)
         self.running.append(sequence)
@@ -256,7 +257,7 @@ class Scheduler:
         if num_missing > self.pool.num_free + reclaimable:
             return False
         while num_missing > self.pool.num_free:
-            self._preempt(victims.pop(), draft)
+            self._preempt(victims.pop(), draft, "memory")
         if num_missing > 0:
             sequence.block_ids += self.pool.allocate(num_missing)
         return True
@@ -283,7 +284,7 @@ class Scheduler:
         ]
         return sorted(candidates, key=_rank)
 
-    def _preempt(self, sequence: Sequence, draft: _Draft) -> None:
+    def _preempt(self, sequence: Sequence, draft: _Draft, reason: str) -> None:
         """Send a running sequence back to the queue; it keeps its place and its tokens."""
         self._free(sequence)
         sequence.status = Status.WAITING
@@ -291,7 +292,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.waiting.append(sequence)
         draft.preempted.add(sequence.request_id)
-        self.counts["preempted"] += 1
+        self.preemptions[reason] += 1
 
     def _free(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_ids)

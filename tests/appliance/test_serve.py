@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 import yaml
@@ -154,6 +155,29 @@ def test_any_openai_client_can_talk_to_it(appliance, client):
     assert answer.usage.completion_tokens == 4
 
 
+def metrics(url: str) -> dict[str, float]:
+    """Values by name and labels, as they are written."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return {
+        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
+def test_metrics_of_cameras_queue_and_engine(appliance, client):
+    until(lambda: client.health()["queue"]["num_done"] >= 2, START_S)
+    values = until(
+        lambda: (
+            (m := metrics(appliance[1]))['appliance_e2e_request_latency_seconds_count{class="frame"}'] and m
+        )
+    )
+
+    assert values['appliance_descriptions_total{outcome="described"}'] >= 2
+    assert values["appliance_detections_total"] > 0
+    assert values["appliance_jobs_total"] >= 2
+    assert values['appliance_cameras{state="failed"}'] == 1
+    assert values['appliance_request_encode_time_seconds_sum{class="frame"}'] > 0
+
+
 def test_a_dead_vision_worker_is_started_again(appliance, client):
     """A crash stays in its process: chat goes on, and the cameras come back."""
     (worker,) = appliance[0].find("appliance.ingest")
@@ -170,6 +194,7 @@ def test_a_dead_vision_worker_is_started_again(appliance, client):
 def test_a_dead_engine_is_started_again(appliance, client):
     """Chat and descriptions come back, and no description is an error of the engine's."""
     (engine,) = appliance[0].find("-m vlm_engine.")
+    before = metrics(appliance[1])
 
     engine.kill()
 
@@ -178,6 +203,11 @@ def test_a_dead_engine_is_started_again(appliance, client):
     num_before = client.health()["queue"]["num_done"]
     until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
     assert client.health()["queue"]["dead"] == 0
+    after = metrics(appliance[1])
+    assert after["appliance_engine_restarts_total"] == 1
+    assert not [
+        name for name in before if name.partition("{")[0].endswith("_total") and after[name] < before[name]
+    ]
 
 
 def test_a_port_in_use_is_said_at_once(qwen3_vl_checkpoint, tmp_path):

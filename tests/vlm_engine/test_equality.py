@@ -8,22 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.vlm_engine.reference import (
-    Case,
-    Family,
-    drain,
-    images_of,
-    prompt_length,
-    run,
-    tight_limits,
-)
+from tests.vlm_engine.reference import Case, Family, drain, images_of, prompt_length, run, tight_limits
 from vlm_engine import Engine
-from vlm_engine.models.messages import image_digest
 
 ONE_PASS = 4096
 BLOCK = 16
-
-
 FAMILIES = ["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "smolvlm_checkpoint", "idefics3_checkpoint"]
 
 
@@ -146,7 +135,7 @@ def test_eight_sequences_in_too_little_memory(family: Family, mixed: list[tuple[
     engine = family.engine(max_num_batched_tokens=20, **limits)
     answers = run(engine, [case for case, _ in mixed], every=2)
     assert answers == {case.name: expected for case, expected in mixed}
-    assert engine.stats().counts["preempted"] > 0
+    assert engine.stats().num_preemptions > 0
 
 
 def test_cancelled_sequences_leave_the_others_alone(
@@ -295,15 +284,6 @@ def test_same_bytes_in_another_shape_are_another_image(family: Family) -> None:
     assert engine.stats().num_encoded_images == len(images_of(engine, *cases))
 
 
-def test_digests_tell_shape_and_mode_apart() -> None:
-    """E10: the same bytes as RGB, as grey, in another shape; a copy is the same."""
-    data = bytes(range(256)) * 36
-    shapes = [("RGB", (64, 48)), ("RGB", (48, 64)), ("L", (192, 48)), ("L", (48, 192)), ("RGBA", (48, 48))]
-    images = [Image.frombytes(mode, size, data) for mode, size in shapes]
-    assert len({image_digest(image) for image in images}) == len(images)
-    assert image_digest(images[0].copy()) == image_digest(images[0])
-
-
 def near_identical(family: Family) -> Iterator[Image.Image]:
     """Frames of one camera: the same picture with one spot of another colour."""
     scene = family.picture(71, 4, 3)
@@ -406,7 +386,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(
         engine.add(request)
         events = drain(engine)
         answers.append([t for e in events if e.request_id == "seeded" for t in e.token_ids])
-    assert engine.stats().counts["preempted"] > 0
+    assert engine.stats().num_preemptions > 0
     assert answers[0] == answers[1]
     assert len(answers[0]) == 24
     assert answers[0] != family.greedy(case)

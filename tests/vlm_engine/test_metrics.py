@@ -124,6 +124,7 @@ def test_warming_up_leaves_no_counts(model: VisionLanguageModel) -> None:
     stats = engine.stats()
     assert stats.num_steps == stats.num_encoded_images == stats.steps.total_ms == 0
     assert not stats.counts
+    assert not stats.preemptions
     assert all(c.generation_tokens == 0 and not c.finished for c in stats.classes.values())
 
 
@@ -146,6 +147,8 @@ def after_one_request(model: VisionLanguageModel) -> EngineStats:
 def test_counts_go_on_where_a_dead_engine_ended(model: VisionLanguageModel) -> None:
     """A7, E25: what ran ended with an error; after a restart both engines are counted."""
     first, second = after_one_request(model), after_one_request(model)
+    first = replace(first, counts={"budget": 2}, preemptions={"memory": 1})
+    second = replace(second, counts={"budget": 1, "slots": 1}, preemptions={"memory": 1, "slots": 3})
     chats = replace(first.classes["interactive"], num_running=2, num_waiting=1)
     dying = replace(
         first,
@@ -161,6 +164,8 @@ def test_counts_go_on_where_a_dead_engine_ended(model: VisionLanguageModel) -> N
     assert both.num_restarts == 1
     assert second.after(both).num_restarts == 2
     assert both.num_steps == first.num_steps + second.num_steps
+    assert both.counts == {"budget": 3, "slots": 1}
+    assert both.preemptions == {"memory": 2, "slots": 3}
     assert both.steps.total_ms == first.steps.total_ms + second.steps.total_ms
     assert both.steps.last_ms == second.steps.last_ms
     added, mine = both.classes["interactive"], second.classes["interactive"]

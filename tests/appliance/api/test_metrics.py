@@ -112,7 +112,7 @@ def test_gauges(watched: Running) -> None:
     assert value("kv_cache_blocks") == watched.engine.stats().num_blocks
     assert 0 <= value("encoder_cache_usage_perc") <= 1
     assert 0 <= value("step_allowance_seconds") <= 0.5
-    assert value("num_preemptions_total") >= 0
+    assert value("num_preemptions_total", reason="memory") >= 0
     assert value("cost_model_relative_error", work="step") >= 0
 
 
