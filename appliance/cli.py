@@ -1,20 +1,21 @@
 """The command line. Heavy parts are imported inside the commands: help and mistakes answer at once."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from appliance import __version__
-
-EXIT_PARTIAL = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-
-Overrides = dict[str, dict[str, Any]]
+from appliance.bench.cli import bench
+from appliance.command_line import (
+    EXIT_PARTIAL,
+    ConfigOption,
+    Overrides,
+    VlmOption,
+    load_given,
+    readable_errors,
+)
 
 app = typer.Typer(
     help="Camera pipelines and chat on one vision-language engine.",
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench, name="bench")
 
 
 class Speed(StrEnum):
@@ -32,17 +34,9 @@ class Speed(StrEnum):
     REALTIME = "1x"
 
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option("--config", "-c", help="YAML settings; without it the bundled demo models are used."),
-]
 DetectorOption = Annotated[
     str | None,
     typer.Option("--detector", help="YOLO weights: a .pt, .onnx or .tflite file."),
-]
-VlmOption = Annotated[
-    str | None,
-    typer.Option("--vlm", help="Vision-language model: a checkpoint folder or a hub name."),
 ]
 RedisOption = Annotated[
     str | None,
@@ -113,8 +107,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
         "redis": {"url": redis},
         "describe": {"labels": describe, "prompt": prompt, "cooldown_s": cooldown},
     }
-    with _readable_errors():
-        settings = _settings(config, overrides)
+    with readable_errors():
+        settings = load_given(config, overrides)
         from appliance.recordings import find_recordings
 
         recordings = find_recordings(sources)
@@ -145,8 +139,8 @@ def serve(
         "engine": {"model": vlm},
         "redis": {"url": redis},
     }
-    with _readable_errors():
-        settings = _settings(config, overrides)
+    with readable_errors():
+        settings = load_given(config, overrides)
         from appliance.ports import listen
 
         with listen(settings.server) as listener:
@@ -159,8 +153,8 @@ def serve(
 @app.command()
 def ingest(config: ConfigOption = None, detector: DetectorOption = None, redis: RedisOption = None) -> None:
     """Run the vision worker alone: the configured cameras into the Redis of an appliance elsewhere."""
-    with _readable_errors():
-        settings = _settings(config, {"detector": {"model": detector}, "redis": {"url": redis}})
+    with readable_errors():
+        settings = load_given(config, {"detector": {"model": detector}, "redis": {"url": redis}})
         from appliance.ingest import run_ingest
 
         run_ingest(settings)
@@ -171,9 +165,11 @@ def chat(
     prompt: Annotated[
         str | None, typer.Argument(help="One question; without it you get a conversation.")
     ] = None,
+    config: ConfigOption = None,
     url: Annotated[
-        str, typer.Option(envvar="APPLIANCE_URL", help="Where the appliance serves.")
-    ] = "http://127.0.0.1:8000",
+        str | None,
+        typer.Option(envvar="APPLIANCE_URL", help="Where it serves, if not where the settings say."),
+    ] = None,
     image: Annotated[Path | None, typer.Option(help="A picture to ask about.")] = None,
     camera: Annotated[str | None, typer.Option(help="Ask about this camera's newest frame.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
@@ -185,10 +181,12 @@ def chat(
     ] = False,
 ) -> None:
     """Talk to a running appliance, about a picture or what a camera sees now."""
-    with _readable_errors():
+    with readable_errors():
+        server = load_given(config, {}).server
         from appliance.chat import ChatOptions, run_chat
 
-        run_chat(ChatOptions(url, prompt, image, camera, max_tokens, api_key, stats))
+        key = api_key or server.key
+        run_chat(ChatOptions(url or server.url, prompt, image, camera, max_tokens, key, stats))
 
 
 @app.command()
@@ -200,42 +198,8 @@ def demo(
     seconds: Annotated[float | None, typer.Option(min=1, help="Stop by itself after this long.")] = None,
 ) -> None:
     """Show the appliance at work: two cameras described and asked about, live in the terminal."""
-    with _readable_errors():
-        settings = _settings(config, {"server": {"port": port}})
+    with readable_errors():
+        settings = load_given(config, {"server": {"port": port}})
         from appliance.demo.run import run_demo
 
         run_demo(settings, seconds)
-
-
-def _settings(config: Path | None, overrides: Overrides) -> Any:
-    from appliance.settings import load_settings
-
-    given = {
-        part: {key: value for key, value in values.items() if value is not None}
-        for part, values in overrides.items()
-    }
-    return load_settings(config, {part: values for part, values in given.items() if values})
-
-
-@contextmanager
-def _readable_errors() -> Iterator[None]:
-    """Turns the errors a user can cause into one line and an exit code; everything else stays a traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except _expected_errors() as error:
-        for line in str(error).splitlines():
-            typer.echo(f"appliance: {line}", err=True)
-        raise typer.Exit(EXIT_USAGE) from None
-
-
-def _expected_errors() -> tuple[type[Exception], ...]:
-    from appliance.client import ClientError
-    from appliance.processes import ChildError
-    from appliance.settings import SettingsError
-    from queues.errors import QueueError
-    from vision.errors import VisionError
-    from vlm_engine.errors import EngineError
-
-    return (SettingsError, ChildError, ClientError, QueueError, VisionError, EngineError)

@@ -1,0 +1,1 @@
+"""`appliance bench`: what chats and camera frames wait for each other, measured at the client."""

@@ -1,0 +1,227 @@
+"""`appliance bench …`: the commands. What they need is imported inside them, as everywhere here."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from appliance.command_line import EXIT_PARTIAL, ConfigOption, VlmOption, readable_errors
+
+if TYPE_CHECKING:
+    from appliance.bench.plan import LoadPlan
+    from appliance.settings import Settings
+
+FRONTIER_FRAMES = 2
+
+bench = typer.Typer(
+    help="Measure what chats and camera frames wait for each other, here or on any OpenAI-compatible server.",
+    no_args_is_help=True,
+)
+
+ChatsOption = Annotated[int, typer.Option(min=0, help="Chat streams, each asks again when it is answered.")]
+RateOption = Annotated[float, typer.Option(min=0, help="Frames a second, at fixed times as from cameras.")]
+ConcurrencyOption = Annotated[int, typer.Option(min=0, help="Frames at once, the next when one is answered.")]
+ImageOption = Annotated[str, typer.Option(help="Size of the frames in pixels, width x height.")]
+ChatTokensOption = Annotated[int, typer.Option(min=2, help="Tokens of a chat's answer.")]
+FrameTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of a frame's answer.")]
+SecondsOption = Annotated[float, typer.Option(min=0.1, help="How long to measure.")]
+WarmUpOption = Annotated[float, typer.Option(min=0, help="Seconds of the same load before that.")]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Seed of texts and pictures; without it a new one, since caches know old prompts."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A setting of the engine that is started, as in engine.scheduler=static."),
+]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="File for all numbers, and where they were got.")
+]
+
+
+@bench.command()
+def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
+    url: Annotated[
+        str | None, typer.Option(help="Server to measure; without it an engine is started for the run.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model to ask there; without it the first one.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="APPLIANCE_API_KEY", help="Key of the server.")
+    ] = None,
+    chats: ChatsOption = 2,
+    frame_rate: RateOption = 0.0,
+    frame_concurrency: ConcurrencyOption = 0,
+    image: ImageOption = "1280x720",
+    chat_tokens: ChatTokensOption = 64,
+    frame_tokens: FrameTokensOption = 32,
+    seconds: SecondsOption = 30.0,
+    warm_up: WarmUpOption = 5.0,
+    seed: SeedOption = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Send only fields of OpenAI's protocol.")] = False,
+    frame_priority: Annotated[
+        int | None, typer.Option(help="Send this 'priority' with frames, for servers that know it.")
+    ] = None,
+    json: JsonOption = None,
+    config: ConfigOption = None,
+    vlm: VlmOption = None,
+    settings: SetOption = None,
+) -> None:
+    """Chat streams and frames: time between tokens, time to the first token, frames a second."""
+    with readable_errors():
+        from appliance.bench.errors import BenchError
+        from appliance.bench.plan import LoadPlan, parse_size
+        from appliance.bench.report import check_writable, latency_text, write_json
+
+        plan = LoadPlan(
+            num_chats=chats,
+            frame_rate=frame_rate,
+            frame_concurrency=frame_concurrency,
+            image_size=parse_size(image),
+            chat_tokens=chat_tokens,
+            frame_tokens=frame_tokens,
+            seconds=seconds,
+            warm_up_s=warm_up,
+            seed=_seed(seed),
+            is_plain=plain,
+            frame_priority=frame_priority,
+        )
+        if url and (config or vlm or settings):
+            raise BenchError("--config, --vlm and --set are for an engine that is started: leave out --url")
+        if not url and (model or frame_priority is not None):
+            raise BenchError("--model and --frame-priority are for a server that runs: give its --url")
+        if json:
+            check_writable(json)
+        result = _measure_url(url, model, api_key, plan) if url else _measure(plan, config, vlm, settings)
+        typer.echo(latency_text(result))
+        if json:
+            write_json(json, result)
+    if result["errors"]["num"]:
+        raise typer.Exit(EXIT_PARTIAL)
+
+
+@bench.command()
+def compare(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="A.json B.json...", help="Results of bench latency.")
+    ],
+) -> None:
+    """Results side by side, with ratios to the first."""
+    with readable_errors():
+        from appliance.bench.report import compare_text, read_result
+
+        typer.echo(compare_text([path.stem for path in results], [read_result(path) for path in results]))
+
+
+@bench.command()
+def frontier(  # noqa: PLR0913, PLR0917 - one parameter is one option
+    chat_itl_ms: Annotated[
+        str, typer.Option(help="Targets of the latency scheduler to measure, milliseconds.")
+    ] = "40,60,90,150",
+    token_budgets: Annotated[
+        str, typer.Option(help="Token budgets of the static scheduler to measure.")
+    ] = "256,512,2048",
+    chats: ChatsOption = 2,
+    frame_rate: RateOption = 0.0,
+    frame_concurrency: ConcurrencyOption = 0,
+    image: ImageOption = "1280x720",
+    chat_tokens: ChatTokensOption = 64,
+    frame_tokens: FrameTokensOption = 32,
+    seconds: SecondsOption = 30.0,
+    warm_up: WarmUpOption = 5.0,
+    seed: SeedOption = None,
+    png: Annotated[Path, typer.Option(help="File for the picture.")] = Path("frontier.png"),
+    no_png: Annotated[bool, typer.Option("--no-png", help="Draw nothing.")] = False,
+    json: JsonOption = None,
+    config: ConfigOption = None,
+    vlm: VlmOption = None,
+    settings: SetOption = None,
+) -> None:
+    """What chat pays for frames: `latency` against a fresh engine for every setting, drawn as one picture.
+
+    Without --frame-rate there are always two frames on their way, so that frames take what chat leaves.
+    """
+    with readable_errors():
+        from appliance.bench.frontier import (
+            check_can_draw,
+            draw_frontier,
+            frontier_text,
+            points_of,
+            run_frontier,
+        )
+        from appliance.bench.plan import LoadPlan, parse_numbers, parse_size
+        from appliance.bench.report import check_writable, write_json
+
+        plan = LoadPlan(
+            num_chats=chats,
+            frame_rate=frame_rate,
+            frame_concurrency=frame_concurrency or (0 if frame_rate else FRONTIER_FRAMES),
+            image_size=parse_size(image),
+            chat_tokens=chat_tokens,
+            frame_tokens=frame_tokens,
+            seconds=seconds,
+            warm_up_s=warm_up,
+            seed=_seed(seed),
+        )
+        points = points_of(
+            parse_numbers(chat_itl_ms, "--chat-itl-ms"), parse_numbers(token_budgets, "--token-budgets")
+        )
+        json = json or png.with_suffix(".json")
+        check_writable(json)
+        if not no_png:
+            check_can_draw()
+            check_writable(png)
+        # why: a setting that cannot be is told now, not before the last point.
+        for point in points:
+            _settings(config, vlm, settings, point.overrides)
+        for result in run_frontier(
+            points, lambda point: _measure(plan, config, vlm, settings, point.overrides, point.name)
+        ):
+            write_json(json, result)
+        typer.echo(frontier_text(result))
+        if not no_png:
+            draw_frontier(result, png)
+
+
+def _measure_url(url: str, model: str | None, api_key: str | None, plan: "LoadPlan") -> dict[str, Any]:
+    from appliance.bench.latency import Server, measure_server
+
+    return measure_server(Server(url, model, api_key), plan, _say)
+
+
+def _measure(
+    plan: "LoadPlan",
+    config: Path | None,
+    vlm: str | None,
+    assignments: list[str] | None,
+    engine: dict[str, Any] | None = None,
+    name: str = "",
+) -> dict[str, Any]:
+    from appliance.bench.latency import measure_own_engine
+
+    if name:
+        _say(name)
+    return measure_own_engine(_settings(config, vlm, assignments, engine), plan, _say)
+
+
+def _settings(
+    config: Path | None, vlm: str | None, assignments: list[str] | None, engine: dict[str, Any] | None
+) -> "Settings":
+    from appliance.bench.overrides import overrides_of
+    from appliance.settings import load_settings
+
+    overrides = overrides_of(assignments or ())
+    given = {**({"model": vlm} if vlm else {}), **(engine or {})}
+    return load_settings(
+        config, overrides | {"engine": {**overrides.get("engine", {}), **given}} if given else overrides
+    )
+
+
+def _seed(given: int | None) -> int:
+    return time.time_ns() // 1_000_000 % 2**31 if given is None else given
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
