@@ -11,6 +11,7 @@ from vlm_engine.plan import Chunk
 from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
+CHAT_CHUNK = 64
 
 
 class StepBudget(Protocol):
@@ -120,7 +121,7 @@ class TimeBudget:
         self._now = now
         self._steps, self._slices = StepWork(), SliceWork()
         self._background_ms = 0.0
-        self._is_floor_open = now >= self._floor_due_s
+        self._overruns: set[str] = set()
 
     @property
     def predicted_ms(self) -> float:
@@ -155,7 +156,8 @@ class TimeBudget:
             return 1
         fits = _largest(num_wanted, lambda n: self._fits(_step_work(sequence, n), SliceWork()))
         if fits < min(num_wanted, MIN_CHUNK):
-            fits = min(num_wanted, MIN_CHUNK) if self._may_overrun(sequence) else 0
+            least = CHAT_CHUNK if sequence.is_interactive else MIN_CHUNK
+            fits = min(num_wanted, least) if self._may_overrun(sequence) else 0
         return max(0, fits)
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
@@ -178,17 +180,26 @@ class TimeBudget:
         return step_ms + (self.model.slice_ms(all_slices) if all_slices.num_slices else 0.0)
 
     def _may_overrun(self, sequence: Sequence) -> bool:
-        """Whether a least piece is given although it does not fit.
+        """Whether a least piece is given although it does not fit; at most one a class and step.
 
-        why: background work keeps its share under any load, and a step without anything else must
-        do something; a chat that has no token yet waits for nobody's slack but the others'.
+        why: a step without anything else must do something; background work keeps its share under
+        any load; and a chat that waits for its first token is not held up for ever by chats that the
+        machine cannot serve in time anyway.
         """
         if not self._steps.num_tokens and not self._slices.num_slices:
             return True
-        if sequence.is_interactive or not self._is_floor_open:
+        if sequence.is_interactive:
+            waited_ms = 1e3 * (self._now - sequence.arrival_s)
+            is_due = sequence.first_token_s is None and waited_ms >= self.targets.chat_ttft_ms / 2
+            return is_due and self._open("chat")
+        return self._now >= self._floor_due_s and self._open("floor")
+
+    def _open(self, kind: str) -> bool:
+        """Take the step's one overrun of a kind."""
+        if kind in self._overruns:
             return False
-        self._is_floor_open = False
-        self.counts["floor_overruns"] += 1
+        self._overruns.add(kind)
+        self.counts[f"{kind}_overruns"] += 1
         return True
 
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:

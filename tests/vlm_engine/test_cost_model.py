@@ -124,6 +124,14 @@ def test_chats_keep_their_target_where_a_static_budget_stalls_them() -> None:
     assert len([s for s in ours.ended if not s.is_interactive]) >= 7
 
 
+def test_chats_share_a_machine_that_cannot_keep_the_target() -> None:
+    """Decodes alone take longer than the target: a new chat still gets its first token soon."""
+    sim = simulate("latency", rate=0.2, num_chats=3, chat_itl_ms=10.0, chat_ttft_ms=400.0)
+    assert max(sim.ttfts_ms) < 1000.0
+    assert sim.budget.counts["chat_overruns"] > 0
+    assert [s for s in sim.ended if not s.is_interactive], "frames keep their share"
+
+
 def test_a_machine_that_gets_three_times_slower_is_learned() -> None:
     truth = Truth()
     sim = Simulator("latency", truth=truth, chat_itl_ms=150.0)
