@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.models.base import ImageEncoder, ImageRows, ModelSpec, PromptPreparer
+from vlm_engine.models.packing import pack_head, pack_linears
 
 
 class DecoderModel:
@@ -28,7 +29,8 @@ class DecoderModel:
         self.prompts = prompts
         self.encoder = encoder
         self._decoder = decoder
-        self._head = head
+        self._head = pack_head(head)
+        pack_linears(decoder)
 
     @torch.inference_mode()
     def forward(

@@ -53,6 +53,13 @@ def pack_linears(module: Any) -> int:
     return num_packed
 
 
+def pack_head(head: nn.Linear) -> nn.Module:
+    """The layer in packed form where `pack_linears` would pack it, else as it is."""
+    wrapped = nn.Sequential(head)
+    pack_linears(wrapped)
+    return wrapped[0]
+
+
 def _is_packable(linear: nn.Linear) -> bool:
     return linear.weight.device.type == "cpu" and linear.weight.dtype == torch.bfloat16
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.models.base import ImageRows, ModelSpec
 from vlm_engine.models.decoder import insert_images
-from vlm_engine.models.packing import pack_linears
+from vlm_engine.models.packing import pack_head, pack_linears
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.tower import QwenTower
 
@@ -30,8 +30,7 @@ class QwenVL:
         self.encoder = QwenTower(model.model.visual, spec)
         self._model = model
         pack_linears(model.model.language_model)
-        self._head = nn.Sequential(model.lm_head)
-        pack_linears(self._head)
+        self._head = pack_head(model.lm_head)
 
     @torch.inference_mode()
     def forward(
