@@ -9,6 +9,7 @@ import typer
 from appliance.command_line import EXIT_PARTIAL, ConfigOption, VlmOption, readable_errors
 
 if TYPE_CHECKING:
+    from appliance.bench.frontier import Point
     from appliance.bench.plan import LoadPlan
     from appliance.settings import Settings
 
@@ -94,7 +95,7 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
             raise BenchError("--model and --frame-priority are for a server that runs: give its --url")
         if json:
             check_writable(json)
-        result = _measure_url(url, model, api_key, plan) if url else _measure(plan, config, vlm, settings)
+        result = _measure_url(url, model, api_key, plan) if url else _measure_own(plan, config, vlm, settings)
         typer.echo(latency_text(result))
         if json:
             write_json(json, result)
@@ -144,15 +145,8 @@ def frontier(  # noqa: PLR0913, PLR0917 - one parameter is one option
     Without --frame-rate there are always two frames on their way, so that frames take what chat leaves.
     """
     with readable_errors():
-        from appliance.bench.frontier import (
-            check_can_draw,
-            draw_frontier,
-            frontier_text,
-            points_of,
-            run_frontier,
-        )
+        from appliance.bench.frontier import points_of
         from appliance.bench.plan import LoadPlan, parse_numbers, parse_size
-        from appliance.bench.report import check_writable, write_json
 
         plan = LoadPlan(
             num_chats=chats,
@@ -168,21 +162,28 @@ def frontier(  # noqa: PLR0913, PLR0917 - one parameter is one option
         points = points_of(
             parse_numbers(chat_itl_ms, "--chat-itl-ms"), parse_numbers(token_budgets, "--token-budgets")
         )
-        json = json or png.with_suffix(".json")
-        check_writable(json)
-        if not no_png:
-            check_can_draw()
-            check_writable(png)
         # why: a setting that cannot be is told now, not before the last point.
-        for point in points:
-            _settings(config, vlm, settings, point.overrides)
-        for result in run_frontier(
-            points, lambda point: _measure(plan, config, vlm, settings, point.overrides, point.name)
-        ):
-            write_json(json, result)
-        typer.echo(frontier_text(result))
-        if not no_png:
-            draw_frontier(result, png)
+        engines = [_settings(config, vlm, settings, point.overrides) for point in points]
+        _sweep(points, engines, plan, json or png.with_suffix(".json"), None if no_png else png)
+
+
+def _sweep(
+    points: "list[Point]", engines: "list[Settings]", plan: "LoadPlan", json: Path, png: Path | None
+) -> None:
+    """Measures every point with its engine, keeps the file up to date, and shows them all."""
+    from appliance.bench.frontier import check_can_draw, draw_frontier, frontier_text, run_frontier
+    from appliance.bench.latency import measure_own_engine
+    from appliance.bench.report import check_writable, write_json
+
+    check_writable(json)
+    if png:
+        check_can_draw()
+        check_writable(png)
+    for result in run_frontier(points, engines, lambda engine: measure_own_engine(engine, plan, _say), _say):
+        write_json(json, result)
+    typer.echo(frontier_text(result))
+    if png:
+        draw_frontier(result, png)
 
 
 def _measure_url(url: str, model: str | None, api_key: str | None, plan: "LoadPlan") -> dict[str, Any]:
@@ -191,32 +192,28 @@ def _measure_url(url: str, model: str | None, api_key: str | None, plan: "LoadPl
     return measure_server(Server(url, model, api_key), plan, _say)
 
 
-def _measure(
-    plan: "LoadPlan",
+def _measure_own(
+    plan: "LoadPlan", config: Path | None, vlm: str | None, assignments: list[str] | None
+) -> dict[str, Any]:
+    from appliance.bench.latency import measure_own_engine
+
+    return measure_own_engine(_settings(config, vlm, assignments), plan, _say)
+
+
+def _settings(
     config: Path | None,
     vlm: str | None,
     assignments: list[str] | None,
     engine: dict[str, Any] | None = None,
-    name: str = "",
-) -> dict[str, Any]:
-    from appliance.bench.latency import measure_own_engine
-
-    if name:
-        _say(name)
-    return measure_own_engine(_settings(config, vlm, assignments, engine), plan, _say)
-
-
-def _settings(
-    config: Path | None, vlm: str | None, assignments: list[str] | None, engine: dict[str, Any] | None
 ) -> "Settings":
+    """The settings with `assignments` over the file's, over them `vlm` and what a point sets."""
     from appliance.bench.overrides import overrides_of
     from appliance.settings import load_settings
 
     overrides = overrides_of(assignments or ())
-    given = {**({"model": vlm} if vlm else {}), **(engine or {})}
-    return load_settings(
-        config, overrides | {"engine": {**overrides.get("engine", {}), **given}} if given else overrides
-    )
+    model = {"model": vlm} if vlm else {}
+    overrides["engine"] = {**overrides.get("engine", {}), **model, **(engine or {})}
+    return load_settings(config, {part: given for part, given in overrides.items() if given != {}})
 
 
 def _seed(given: int | None) -> int:

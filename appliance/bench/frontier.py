@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from appliance.bench.errors import BenchError
 from appliance.bench.latency import FORMAT
 from appliance.bench.report import aligned, shown
 
+Engine = TypeVar("Engine")
 _LABELS = {"latency": ("chat_itl_ms", "latency scheduler", "o-"), "static": ("budget", "token budget", "s--")}
 
 
@@ -49,12 +50,16 @@ def check_can_draw() -> None:
 
 
 def run_frontier(
-    points: Sequence[Point], measure: Callable[[Point], Mapping[str, Any]]
+    points: Sequence[Point],
+    engines: Sequence[Engine],
+    measure: Callable[[Engine], Mapping[str, Any]],
+    say: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """The result after every point, so that a run that is interrupted leaves what it has."""
+    """The frontier after every point and its engine, so that what is interrupted leaves what it has."""
     measured: list[dict[str, Any]] = []
-    for point in points:
-        measured.append({"scheduler": point.scheduler, "value": point.value, "result": dict(measure(point))})
+    for point, engine in zip(points, engines, strict=True):
+        say(f"{point.name} ({len(measured) + 1} of {len(points)})")
+        measured.append({"scheduler": point.scheduler, "value": point.value, "result": dict(measure(engine))})
         yield {"kind": "frontier", "format": FORMAT, "points": measured}
 
 

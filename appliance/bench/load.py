@@ -39,11 +39,11 @@ async def run_load(target: Target, plan: LoadPlan, model: str) -> Recording:
     if plan.has_frames:
         # why: a picture of its own, else the first one measured would come from a cache.
         await target.check(encoded(frame_body(plan, model, len(bodies))), "question about a picture")
-    return await _Run(target, plan, model, bodies).run()
+    return await Load(target, plan, model, bodies).run()
 
 
-class _Run:
-    """One run's tasks and what they record."""
+class Load:
+    """The load of `plan` on `target`; frames take `bodies` in turn, again and again."""
 
     def __init__(self, target: Target, plan: LoadPlan, model: str, bodies: list[bytes]) -> None:
         self._target, self._plan, self._model = target, plan, model
@@ -51,6 +51,7 @@ class _Run:
         self._recording = Recording(num_pictures=len(bodies))
 
     async def run(self) -> Recording:
+        """Runs once to the end; failures are in the recording."""
         start = time.perf_counter()
         recording, plan = self._recording, self._plan
         recording.begin = start + plan.warm_up_s

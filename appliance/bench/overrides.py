@@ -22,6 +22,8 @@ def overrides_of(assignments: Sequence[str]) -> dict[str, Any]:
         place = nested
         for part in parts:
             place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise SettingsError(f"--set {assignment}: {part} is set to a value already")
         place[key] = _value(assignment, text)
     return nested
 

@@ -3,13 +3,19 @@
 import io
 import json
 import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
+from appliance.bench.load import Load
+from appliance.bench.metrics import measurements
 from appliance.bench.plan import LoadPlan
+from appliance.bench.target import Target
 from appliance.bench.traffic import MAX_FRAMES, frame_jpeg, num_frames_to_make
 from appliance.cli import app
 from tests.appliance.api.serving import MODEL, Running, Servers
@@ -131,6 +137,55 @@ def test_nobody_answers():
         assert f"no server answers at {url}" in refusal("latency", "--url", url)
 
 
+@pytest.fixture
+def broken_url() -> Iterator[str]:
+    """A server that breaks off every answer after its first token."""
+    chunk = json.dumps({"choices": [{"delta": {"content": "Hi"}}]})
+
+    class Broken(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(json.dumps({"data": [{"id": "m"}]}))
+
+        def do_POST(self) -> None:
+            self._answer(f"data: {chunk}\n\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def _answer(self, text: str) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Broken) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_answer_that_breaks_off_is_an_error(broken_url):
+    line = refusal("latency", "--url", broken_url, *SHORT)
+
+    assert "does not answer a chat: the stream ended before its [DONE]" in line
+
+
+async def test_errors_during_a_run_are_counted_and_told(broken_url):
+    plan = LoadPlan(num_chats=1, frame_rate=4, seconds=1, warm_up_s=0, image_size=(64, 64))
+    target = Target(broken_url)
+    recording = await Load(target, plan, "m", [b"{}"]).run()
+    await target.close()
+
+    told = measurements(recording)
+
+    assert told["frames"]["num_sent"] == 4
+    assert told["frames"]["num_done"] == 0
+    assert told["errors"]["messages"] == {"the stream ended before its [DONE]": told["errors"]["num"]}
+    assert told["errors"]["num"] > 4
+
+
 def test_an_unknown_model_is_told_with_those_that_are_served(server):
     line = refusal("latency", "--url", server.url, "--model", "gpt-9")
 
@@ -154,6 +209,7 @@ def test_a_load_that_the_server_refuses_is_told_before_the_run(server):
         (["--model", "x"], "give its --url"),
         (["--set", "engine"], "--set engine: write part.key=value"),
         (["--set", "engine.sheduler=static"], "engine.sheduler: unknown key"),
+        (["--set", "engine.model=a", "--set", "engine.model.b=1"], "model is set to a value already"),
         (["--json", "no-folder/a.json"], "there is no folder no-folder"),
     ],
 )

@@ -76,12 +76,14 @@ def test_points_set_the_engine():
 def test_a_frontier_is_told_and_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="drawing needs the bench extra")
     points = points_of([40.0, 90.0], [512.0])
-    seen = list(run_frontier(points, lambda point: result_of(point.value / 1000)))
+    said: list[str] = []
+    seen = list(run_frontier(points, [0.04, 0.09, 0.512], result_of, said.append))
     path = tmp_path / "frontier.png"
 
     draw_frontier(seen[-1], path)
 
     assert len(seen) == 3
+    assert said[-1] == "budget 512 (3 of 3)"
     assert path.read_bytes().startswith(b"\x89PNG")
     rows = [line.split() for line in frontier_text(seen[-1]).splitlines()]
     assert [row[:3] for row in rows[1:]] == [
