@@ -119,7 +119,8 @@ def color_answer(scene: Scene, label: str) -> str:
     words = [f"in {o.color}" if label == "person" else str(o.color) for o in objects]
     if len(objects) > 1:
         return _one_of_each(label, words)
-    return f"The person wears {objects[0].color}." if label == "person" else f"The {label} is {words[0]}."
+    verb = "wears" if label == "person" else "has the colour"
+    return f"The {label} {verb} {objects[0].color}."
 
 
 def action_answer(scene: Scene, label: str) -> str:

@@ -22,20 +22,20 @@ from torch import Tensor, nn
 
 from appliance.demo import vlm_data, vlm_labels, vlm_worker
 from appliance.demo.tokenizer import SPECIAL_TOKENS, save_processor, train_tokenizer
-from appliance.demo.vlm_init import FORMS, bind_words, initialize
+from appliance.demo.vlm_init import LOOKS, bind_words, initialize
 from appliance.demo.vlm_model import FastVlm, model_config
 from appliance.demo.vlm_optim import MasterOptimizer
 from appliance.demo.vlm_texts import corpus
 from appliance.demo.vlm_threads import Pace, apply_threads
 
 _log = logging.getLogger(__name__)
-WORDS = sorted({name.split()[1] for name in vlm_labels.INDEX}.union(*FORMS.values()))
+WORDS = sorted({name.split()[1] for name in vlm_labels.INDEX}.union(LOOKS))
 SHARES: dict[vlm_worker.Stage, float] = {"tower": 0.4, "sketch": 0.25, "polish": 0.35}
 RATES: dict[vlm_worker.Stage, float] = {
     "sketch": 1.5e-3,
     "tower": 2e-3,
     "joint": 1.2e-3,
-    "polish": 1.2e-3,
+    "polish": 8e-4,
 }
 # why: a stage that another one follows need not end at rest
 LAST_RATES: dict[vlm_worker.Stage, float] = {
@@ -47,7 +47,7 @@ LAST_RATES: dict[vlm_worker.Stage, float] = {
 # questions, describe prompts, text before the picture, chat without a picture
 FORM_WEIGHTS = (1.0, 1.0, 0.25, 0.2)
 # why: until the text half has met real picture tokens, its gradients only disturb the tower
-APART_UNTIL = 0.15
+APART_UNTIL = 0.0
 DENSE_WEIGHT = 5.0
 # why: were absence a large number too, one constant would drown every picture token
 LOGIT_SHIFT, LOGIT_RANGE = 3.5, 7.0

@@ -16,8 +16,8 @@ from appliance.demo.vlm_model import GRID, NUM_PICTURE_TOKENS, Trees
 from vision.scenes import Scene, sample_scene
 
 KIND_WEIGHTS = {
-    "count": 4.5, "exists": 2.0, "anybody": 1.2, "where": 3.0, "color": 2.5, "clothes": 1.5, "action": 1.2,
-    "motion": 0.8, "time": 0.8, "place": 0.6, "unknown_thing": 0.6, "describe": 1.0, "chat": 0.4,
+    "count": 3.5, "exists": 1.5, "anybody": 1.2, "where": 2.0, "color": 5.0, "clothes": 4.0, "action": 2.0,
+    "motion": 1.0, "time": 0.6, "place": 0.6, "unknown_thing": 0.5, "describe": 0.8, "chat": 0.4,
 }  # fmt: skip
 _KINDS = list(KIND_WEIGHTS)
 _KIND_P = np.array(list(KIND_WEIGHTS.values())) / sum(KIND_WEIGHTS.values())

@@ -41,7 +41,7 @@ def describe(scene: Scene) -> str:
 
 
 def _detail(label: str, objects: Sequence[SceneObject]) -> str:
-    """Say of one thing its colour, place and action, of several only where they are."""
+    """Say of one thing its place and colour, of several only where they are."""
     if len(objects) == 1:
         return _single(label, objects[0])
     positions = list(dict.fromkeys(o.position for o in objects))
@@ -53,9 +53,9 @@ def _detail(label: str, objects: Sequence[SceneObject]) -> str:
 
 def _single(label: str, item: SceneObject) -> str:
     if label == "person":
-        return f"the person in {item.color} {at(item.position)} is {item.action}"
+        return f"the person {at(item.position)} wears {item.color}"
     if label in VEHICLES:
-        return f"the {item.color} {label} {at(item.position)} is {item.action}"
+        return f"the {label} {at(item.position)} has the colour {item.color}"
     return f"the {label} is {at(item.position)}"
 
 

@@ -62,14 +62,19 @@ def smooth_places(shape: torch.Size) -> Tensor:
     return 0.3 * basis @ torch.randn(len(waves), width) / math.sqrt(len(waves) / 4)
 
 
-FORMS = {
-    "person": ("person", "people", "anybody", "anyone", "somebody", "wearing", "clothes", "wear"),
-    "car": ("car", "cars"),
-    "bus": ("bus", "buses"),
-    "truck": ("truck", "trucks"),
-    "bicycle": ("bicycle", "bicycles", "bike", "bikes"),
-    "dog": ("dog", "dogs"),
+# which things a word of a question or of an answer looks for
+VEHICLES = ("car", "bus", "truck")
+LOOKS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("people", "anybody", "anyone", "somebody", "clothes", "wear", "wears"), ("person",)),
+    **{word: (word,) for word in ("person", *VEHICLES, "bicycle", "dog")},
+    "cars": ("car",),
+    "buses": ("bus",),
+    "trucks": ("truck",),
+    "dogs": ("dog",),
+    **dict.fromkeys(("bicycles", "bike", "bikes"), ("bicycle",)),
+    **dict.fromkeys(("colour", "vehicle"), VEHICLES),
 }
+MARKED = ("person", *VEHICLES, "bicycle", "dog")
 # how much of a word's own embedding a label channel carries
 WORD_SHARES = {
     "cover": 0.4,
@@ -92,15 +97,15 @@ def bind_words(model: Any, writer: nn.Linear, channels: dict[str, int], word_ids
     """
     table = model.model.language_model.embed_tokens.weight
     width = table.shape[1]
-    marks = torch.linalg.qr(torch.randn(width, len(FORMS)))[0]
+    marks = torch.linalg.qr(torch.randn(width, len(MARKED)))[0]
     writer.bias.zero_()
     for name, column in channels.items():
         kind, word = name.split()
         noise = nn.functional.normalize(torch.randn(width), dim=0)
         own = nn.functional.normalize(table[word_ids[word]], dim=0) if word in word_ids else noise
         value = WORD_SHARES.get(kind, 1.0) * own + 0.2 * noise
-        if word in FORMS and kind in ("cover", "centre"):
-            value = value + (1.0 if kind == "centre" else 0.4) * marks[:, list(FORMS).index(word)]
+        if word in MARKED and kind in ("cover", "centre"):
+            value = value + (1.0 if kind == "centre" else 0.4) * marks[:, MARKED.index(word)]
         writer.weight[:, column] = 1.1 * value
     _bind_head(model.model.language_model.layers[0].self_attn, table, marks, word_ids)
 
@@ -108,9 +113,10 @@ def bind_words(model: Any, writer: nn.Linear, channels: dict[str, int], word_ids
 def _bind_head(attn: Any, table: Tensor, marks: Tensor, word_ids: dict[str, int]) -> None:
     """Set the first head so that a word's query meets the key of the picture tokens that bear its mark."""
     width, dim = table.shape[1], attn.head_dim
-    pairs = [(i, word_ids[w]) for i, forms in enumerate(FORMS.values()) for w in forms if w in word_ids]
-    words = nn.functional.normalize(table[[word for _, word in pairs]], dim=1)
-    wanted = marks[:, [mark for mark, _ in pairs]].T
+    known = [word for word in LOOKS if word in word_ids]
+    words = nn.functional.normalize(table[[word_ids[word] for word in known]], dim=1)
+    sought = [[MARKED.index(label) for label in LOOKS[word]] for word in known]
+    wanted = torch.stack([nn.functional.normalize(marks[:, columns].sum(1), dim=0) for columns in sought])
     every = nn.functional.normalize(table, dim=1)
     gram = words.T @ words + 0.02 * every.T @ every + 1e-3 * torch.eye(width)
     to_mark = torch.linalg.solve(gram, words.T @ wanted).T

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from collections.abc import Generator
 from dataclasses import dataclass, fields
+from queue import Full
 from typing import Any, Literal
 
 import numpy as np
@@ -128,8 +129,15 @@ def _work(queue: Any, tokenizer_file: str, stage: Stage, seed: int, core: int | 
 
     enc = vlm_data.Encoder(Tokenizer.from_file(tokenizer_file))
     rng = np.random.default_rng(seed)
-    while True:
-        queue.put(_pack_arrays(make_batch(rng, enc, stage)))
+    parent = multiprocessing.parent_process()
+    while parent is not None and parent.is_alive():
+        arrays = _pack_arrays(make_batch(rng, enc, stage))
+        while parent.is_alive():
+            try:
+                queue.put(arrays, timeout=5)
+                break
+            except Full:
+                continue
 
 
 def batches(

@@ -56,8 +56,8 @@ def model(tokenizer):
         ("exists", "dog", "No, there is no dog."),
         ("where", "car", "The car is on the right."),
         ("where", "bus", "There is no bus."),
-        ("color", "car", "The car is white."),
-        ("color", "vehicle", "The vehicle is white."),
+        ("color", "car", "The car has the colour white."),
+        ("color", "vehicle", "The vehicle has the colour white."),
         ("color", "truck", "There is no truck."),
         ("clothes", "person", "There are two people: one is in red and one is in blue."),
         ("motion", "car", "The car is parked."),
@@ -73,7 +73,7 @@ def test_answers_state_the_ground_truth(kind, label, answer):
 def test_description_tells_every_count_and_two_details():
     assert describe(SCENE) == (
         "A street at night with two people and one car. "
-        "The people are on the left and in the middle and the white car on the right is parked."
+        "The people are on the left and in the middle and the car on the right has the colour white."
     )
     assert describe(Scene("park", "dusk", 448, 256)) == "An empty park at dusk."
 
