@@ -40,7 +40,7 @@ def test_the_share_of_stalls_is_one_of_time_not_of_gaps():
 
 def test_gaps_lie_between_chunks_of_one_answer_inside_the_window():
     chats = [
-        answer(0, 0.9, 1.1, 1.15, ended_at=1.2),
+        answer(0, 0.5, 0.9, 1.1, 1.15, ended_at=1.2),
         answer(1.2, 1.9, 1.95, 2.1, ended_at=2.2),
     ]
 
