@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from appliance.api.errors import bad_request, invalid_body
 from vlm_engine import SamplingParams
+from vlm_engine.request import Priority
 
 _HARMLESS = frozenset(
     {
@@ -118,8 +119,8 @@ class StreamOptions(_Strict):
 class ChatRequest(_Strict):
     """The body of `POST /v1/chat/completions`, as far as this server supports it.
 
-    `top_k` (0 or -1: all) and `ignore_eos` (do not stop at the model's end token) are extensions that
-    other servers have too.
+    `top_k` (0 or -1: all), `ignore_eos` (do not stop at the model's end token) and `priority` (above 0:
+    background work, that gives way to chats as camera frames do) are extensions that other servers have too.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -138,6 +139,12 @@ class ChatRequest(_Strict):
         list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=4)
     ] = []
     ignore_eos: bool | None = None
+    priority: int | None = None
+
+    @property
+    def urgency(self) -> Priority:
+        """Whether a person waits for the answer."""
+        return "background" if (self.priority or 0) > 0 else "interactive"
 
     @property
     def is_usage_wanted(self) -> bool:

@@ -149,6 +149,18 @@ def test_the_newer_name_of_max_tokens_wins(client: OpenAI) -> None:
     assert reply.usage.completion_tokens == 3
 
 
+@pytest.mark.parametrize(("priority", "kind"), [(10, "background"), (0, "interactive"), (-1, "interactive")])
+def test_a_priority_above_zero_is_background_work(
+    client: OpenAI, server: Running, priority: int, kind: Any
+) -> None:
+    def num_tokens() -> int:
+        return server.engine.stats().classes[kind].generation_tokens
+
+    before = num_tokens()
+    assert answer(client, HELLO, extra_body={"priority": priority}) == answer(client, HELLO)
+    wait_until(lambda: num_tokens() >= before + 8, "the work of its class")
+
+
 def test_fields_that_change_nothing_are_accepted(client: OpenAI) -> None:
     assert answer(
         client,
