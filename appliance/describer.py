@@ -17,6 +17,7 @@ from PIL import Image
 from appliance.images import ImageError, image_from_bytes
 from appliance.jobs import DescribeJob, Description, Timings, decode_job, encode_description
 from appliance.prompts import describe_messages, detection_line
+from appliance.tasks import end_all
 from queues.consumer import JobConsumer
 from queues.errors import QueueError
 from queues.types import Delivery
@@ -104,9 +105,7 @@ class Describer:
                     self._running.add(task)
                     task.add_done_callback(self._running.discard)
         finally:
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await end_all(list(self._running))
 
     async def _take(self) -> list[Delivery]:
         if self._model.unhealthy_reason is not None:

@@ -21,7 +21,7 @@ from appliance.player import Player
 from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import Settings, SettingsError
-from appliance.tasks import run_beside
+from appliance.tasks import outlast, run_beside
 from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
 from vision.detector import Detector
 from vlm_engine import AsyncEngine, EngineStopped
@@ -137,10 +137,11 @@ class Replay:
     async def _play(self, player: Player, consumer: JobConsumer) -> None:
         playing = asyncio.ensure_future(asyncio.to_thread(player.play, self._recordings))
         try:
-            await asyncio.shield(playing)
+            await asyncio.wait([playing])
         finally:
             player.stop()
-            await asyncio.wait([playing])
+            await outlast(playing)
+        playing.result()
         await self._drain(player, consumer)
 
     async def _drain(self, player: Player, consumer: JobConsumer) -> None:

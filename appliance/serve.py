@@ -18,7 +18,7 @@ from appliance.jobs import decode_description
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
-from appliance.tasks import StoppedError, run_beside, run_until
+from appliance.tasks import StoppedError, outlast, run_beside, run_until
 from queues import EmbeddedServer, JobConsumer, ResultReader
 from queues.errors import QueueError
 from vlm_engine import EngineProcess
@@ -143,11 +143,11 @@ async def _serve_http(server: ApiServer, listener: socket.socket) -> None:
     """Serves; when cancelled, what is being answered may come to its end first."""
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        await asyncio.shield(serving)
-    except asyncio.CancelledError:
+        await asyncio.wait([serving])
+    finally:
         server.should_exit = True
-        await serving
-        raise
+        await outlast(serving)
+    serving.result()
 
 
 async def _announce(server: ApiServer, board: BoardReader, on_ready: Callable[[str], None]) -> None:

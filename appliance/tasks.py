@@ -1,10 +1,12 @@
 """Running one piece of asyncio work beside others that must live as long as it does."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+CANCEL_AGAIN_S = 2.0
 
 
 class StoppedError(Exception):
@@ -26,9 +28,30 @@ async def run_beside(work: Coroutine[Any, Any, T], *background: Coroutine[Any, A
                 task.result()
         return main.result()
     finally:
-        for task in (main, *others):
+        await end_all([main, *others])
+
+
+async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancels the tasks until all have ended; their results and errors are dropped."""
+    alive = {task for task in tasks if not task.done()}
+    while alive:
+        for task in alive:
             task.cancel()
-        await asyncio.gather(main, *others, return_exceptions=True)
+        # why: Python 3.11's `asyncio.wait_for`, under every Redis call, may swallow a cancellation.
+        _, alive = await asyncio.wait(alive, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def outlast(future: asyncio.Future[Any]) -> None:
+    """Waits until `future` has ended, also when cancelled meanwhile; that cancellation is raised then."""
+    is_cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:

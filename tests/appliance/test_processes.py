@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from appliance import processes
+from appliance import processes, tasks
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
-from appliance.tasks import StoppedError, run_beside, run_until
+from appliance.tasks import StoppedError, outlast, run_beside, run_until
 
 WAIT_S = 60.0
 
@@ -162,6 +162,35 @@ async def test_what_runs_beside_the_work_ends_with_it():
 
     assert await run_beside(work(), beside(), done()) == "done"
     assert ended == ["beside"]
+
+
+async def test_a_swallowed_cancellation_is_repeated(monkeypatch):
+    """Python 3.11's `asyncio.wait_for` swallows one when its future is done in the same moment."""
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_S", 0.05)
+    ended = []
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("stubborn")
+
+    assert await asyncio.wait_for(run_beside(asyncio.sleep(0.01, "done"), stubborn()), 5) == "done"
+    assert ended == ["stubborn"]
+
+
+async def test_what_must_end_politely_outlasts_cancellations():
+    polite = asyncio.ensure_future(asyncio.sleep(0.2, "done"))
+    waiting = asyncio.ensure_future(outlast(polite))
+    for _ in range(3):
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert polite.result() == "done"
 
 
 async def test_work_can_be_stopped():
