@@ -69,7 +69,7 @@ def test_each_line_says_what_was_seen_asked_and_answered(settings, tmp_path):
         assert line["track_id"] in [detection["track_id"] for detection in line["detections"]]
         assert set(line["detections"][0]) == {"name", "class", "confidence", "box", "track_id"}
         assert line["timings"]["prefill_ms"] > 0
-        assert line["timings"]["queue_ms"] > 0
+        assert line["timings"]["queue_ms"] >= 0, "a job taken within its first millisecond waited 0.0"
 
 
 def test_a_full_queue_holds_the_player_up_and_loses_nothing(settings, tmp_path):
