@@ -47,7 +47,7 @@ LAST_RATES: dict[vlm_worker.Stage, float] = {
 # questions, describe prompts, text before the picture, chat without a picture
 FORM_WEIGHTS = (1.0, 1.0, 0.25, 0.2)
 # why: until the text half has met real picture tokens, its gradients only disturb the tower
-APART_UNTIL = 0.0
+APART_UNTIL = 0.1
 DENSE_WEIGHT = 5.0
 # why: were absence a large number too, one constant would drown every picture token
 LOGIT_SHIFT, LOGIT_RANGE = 3.5, 7.0

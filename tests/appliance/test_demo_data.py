@@ -9,11 +9,13 @@ from torch.nn import functional
 from appliance.demo import vlm_data, vlm_labels
 from appliance.demo.questions import make
 from appliance.demo.tokenizer import SPECIAL_TOKENS, build_processor, train_tokenizer
+from appliance.demo.train_vlm import join, new_learner
 from appliance.demo.vlm_chat import all_texts
 from appliance.demo.vlm_describe import describe, noisy_detections, training_line
 from appliance.demo.vlm_init import initialize
 from appliance.demo.vlm_model import FastVlm, model_config
 from appliance.demo.vlm_scores import Score, parse_count, parse_description, says, score_descriptions
+from appliance.demo.vlm_worker import keep_tokens
 from vision.scenes import Scene, SceneObject, render, sample_scene
 
 SCENE = Scene(
@@ -187,3 +189,21 @@ def test_ids_pixels_and_loss_equal_the_stock_model(tokenizer, model):
             assert torch.allclose(losses[position : position + size], stock, atol=1e-4)
             position += size
     assert position == len(targets)
+
+
+def test_join_folds_reader_and_writer_into_the_merger(tmp_path):
+    learner = new_learner(tmp_path, seed=0)
+    torch.nn.init.normal_(learner.writer.bias)
+    join(learner)
+    merged = torch.randn(5, 768)
+    with torch.no_grad():
+        expected = learner.write(learner.reader(merged))
+        assert torch.allclose(learner.model.model.visual.merger.linear_fc2(merged), expected, atol=1e-4)
+
+
+def test_a_sketch_keeps_every_centre():
+    labels = torch.from_numpy(vlm_labels.label_tokens(SCENE))
+    kept = keep_tokens(np.random.default_rng(0), labels, 24)
+    assert len(kept) == 24
+    centres = labels[:, vlm_labels.INDEX["centre person"]] + labels[:, vlm_labels.INDEX["centre car"]]
+    assert set(np.flatnonzero(centres)) <= set(kept.tolist())
