@@ -8,7 +8,9 @@ from appliance.settings import ServerSettings, SettingsError
 def listen(server: ServerSettings) -> socket.socket:
     """A listening socket, so that a port in use is known before a model is loaded; raises `SettingsError`."""
     host = server.host.strip("[]")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # why: asyncio turns Nagle's algorithm off only where the protocol is named, else tokens wait for ACKs.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, server.port))
