@@ -34,7 +34,7 @@ async def test_tokens_do_not_wait_for_acknowledgements(host):
 def test_a_port_in_use_and_a_host_that_is_not_ours():
     with listen(ServerSettings(port=0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(SettingsError, match=f"127.0.0.1:{port}: Address already in use: choose another"):
+        with pytest.raises(SettingsError, match=rf"127\.0\.0\.1:{port}: Address already in use"):
             listen(ServerSettings(port=port))
-    with pytest.raises(SettingsError, match="cannot listen on 192.0.2.1:0"):
+    with pytest.raises(SettingsError, match=r"cannot listen on 192\.0\.2\.1:0"):
         listen(ServerSettings(host="192.0.2.1", port=0))
