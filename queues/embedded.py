@@ -22,7 +22,8 @@ _LOG_TAIL = 2000
 
 # why: a shell between us and the server. Its reader waits on a pipe whose other end only this process holds,
 # so it sees our end however we die, from whichever thread the server was started, on Linux and macOS alike;
-# prctl's PDEATHSIG fires when the starting *thread* ends, and exists on Linux only.
+# prctl's PDEATHSIG fires when the starting *thread* ends, and exists on Linux only. The shell ends after its
+# reader: a folder must not be removed under a server that was started again in it.
 _WATCHDOG = """
 exec 3<&0
 folder=$1; shift
@@ -33,6 +34,7 @@ reader=$!
 wait "$server"
 status=$?
 kill "$reader" 2>/dev/null
+wait "$reader" 2>/dev/null
 exit $status
 """
 
