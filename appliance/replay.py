@@ -20,7 +20,7 @@ from appliance.output import DescriptionWriter
 from appliance.player import Player
 from appliance.recordings import Recording
 from appliance.saving import Saver
-from appliance.settings import Settings, SettingsError
+from appliance.settings import BUNDLED_VLM, Settings, SettingsError
 from appliance.tasks import outlast, run_beside
 from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
 from vision.detector import Detector
@@ -52,6 +52,8 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
         saver = Saver(_folder(options.save)) if options.save else None
         writer = stack.enter_context(DescriptionWriter(options.output))
         display = stack.enter_context(Display())
+        if settings.engine.model == BUNDLED_VLM and not all("synthetic:" in r.uri for r in recordings):
+            display.say("note: the bundled demo model knows drawn scenes only; --vlm takes a real one")
         display.hint("loading the detector")
         detector = Detector(settings.detector)
         check_labels(settings, detector)
