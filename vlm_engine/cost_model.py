@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 FORGETTING = 0.995
 OUTLIER = 3.0
+MANY_OUTLIERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class LinearModel:
         size = len(weights)
         self.weights = list(weights)
         self.num_learned = 0
+        self._num_far_above = 0
         self._covariance = [[uncertainty * (i == j) for j in range(size)] for i in range(size)]
         self._errors: deque[float] = deque(maxlen=256)
         self._relative: deque[float] = deque(maxlen=256)
@@ -121,14 +123,17 @@ class LinearModel:
         """Book a measured step and move the weights towards it.
 
         why: a step that the machine held up (another process, a page fault) says nothing of the
-        work, so what lies far above the prediction counts as an error but hardly moves a weight.
+        work, so what lies far above the prediction counts as an error but hardly moves a weight;
+        unless it goes on, then the prediction is what is wrong.
         """
         predicted = self.predict(features)
         error = measured_ms - predicted
         self._errors.append(error)
         self._relative.append(abs(error) / max(measured_ms, 1e-3))
         self.num_learned += 1
-        if self.num_learned > 32 and measured_ms > OUTLIER * max(predicted, 1.0):
+        is_far_above = self.num_learned > 32 and measured_ms > OUTLIER * max(predicted, 1.0)
+        self._num_far_above = self._num_far_above + 1 if is_far_above else 0
+        if 0 < self._num_far_above < MANY_OUTLIERS:
             error = (OUTLIER - 1) * max(predicted, 1.0) * 0.1
         self._update(features, error, measured_ms)
 

@@ -187,10 +187,11 @@ class Engine:
     def warm_up(self) -> None:
         """Run a few made-up requests, so that the first real one meets warm kernels and known costs.
 
-        Takes about as long as one picture and a hundred tokens; leaves nothing behind but what the
+        Takes about as long as one picture of 720p and a hundred tokens; leaves nothing behind but what the
         cost model learned.
         """
-        grey = Image.new("RGB", (448, 448), (128, 128, 128))
+        # why: a camera's size, since what attention over many patches costs cannot be told from few
+        grey = Image.new("RGB", (1280, 720), (128, 128, 128))
         picture: Message = {"role": "user", "content": [{"type": "image", "image": grey}]}
         texts: list[Message] = [{"role": "user", "content": "a b c d " * length} for length in (1, 16, 64)]
         sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)

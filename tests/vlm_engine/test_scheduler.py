@@ -31,6 +31,16 @@ def test_decodes_come_first_then_interactive_then_background_prefill() -> None:
     assert [(c.sequence, c.num_tokens) for c in plan.chunks] == [(chat, 1), (late, 6), (background, 9)]
 
 
+def test_a_short_chat_passes_a_long_one_that_has_not_waited_long() -> None:
+    for waited_s, first in ((1.0, "short"), (60.0, "long")):
+        scheduler = make_scheduler(budget=8)
+        long, short = make_sequence(100, arrival_s=0.0), make_sequence(6, arrival_s=0.5)
+        scheduler.add(long)
+        scheduler.add(short)
+        (chunk, *_) = scheduler.plan(waited_s).chunks
+        assert chunk.sequence is {"short": short, "long": long}[first]
+
+
 def test_background_decodes_step_beside_a_long_interactive_prefill() -> None:
     scheduler = make_scheduler(budget=8)
     frame = make_sequence(4, priority="background", max_tokens=20)
