@@ -11,11 +11,12 @@ import time
 import uuid
 
 from appliance.board import BoardWriter
+from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
 from appliance.observing import camera_config, make_job, shrunk
 from appliance.processes import EXIT_UNUSABLE
 from appliance.reader import CameraReader, FrameRate
-from appliance.settings import CameraSettings, Settings, SettingsError
+from appliance.settings import Settings, SettingsError
 from queues.errors import QueueError
 from queues.producer import JobProducer
 from vision.annotate import encode_jpeg

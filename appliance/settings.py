@@ -16,7 +16,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -29,6 +28,7 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
+from appliance.camera_settings import CameraSettings, SettingsPart, check_camera_names
 from queues.config import QueueConfig
 from vision.detector import DetectorConfig
 from vlm_engine.config import EngineConfig
@@ -57,13 +57,6 @@ def _with_defaults(**defaults: object) -> BeforeValidator:
     return BeforeValidator(fill)
 
 
-def _check_camera_names(cameras: dict[str, "CameraSettings"]) -> dict[str, "CameraSettings"]:
-    for name in cameras:
-        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-            raise ValueError(f"camera name {name!r}: use letters, digits, '-' and '_'")
-    return cameras
-
-
 def _check_detector(config: DetectorConfig) -> DetectorConfig:
     for name in ("conf", "iou"):
         if not 0 <= getattr(config, name) <= 1:
@@ -76,18 +69,7 @@ def _check_detector(config: DetectorConfig) -> DetectorConfig:
 Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CameraSettings(_Part):
-    """One camera: where its frames come from, and how many of them a second to look at (None: all)."""
-
-    source: str = Field(min_length=1)
-    fps: float | None = Field(default=None, gt=0, le=120)
-
-
-class DescribeSettings(_Part):
+class DescribeSettings(SettingsPart):
     """Which detections are worth a sentence, and how the model is asked for it.
 
     `labels` None means the people, vehicles and animals that the detector knows, an empty list all classes.
@@ -108,13 +90,13 @@ class DescribeSettings(_Part):
     concurrency: int = Field(default=4, ge=1, le=256)
 
 
-class RedisSettings(_Part):
+class RedisSettings(SettingsPart):
     """`url` of your own Redis or Valkey (`redis://`, `rediss://`, `unix://`); None embeds a Valkey."""
 
     url: str | None = Field(default=None, pattern=r"^(redis|rediss|unix)://")
 
 
-class ServerSettings(_Part):
+class ServerSettings(SettingsPart):
     """Where the HTTP API listens; with an `api_key` every request must carry it as a bearer token.
 
     `metrics_per_camera` tells the cameras apart in `/metrics`, by their names.
@@ -157,7 +139,7 @@ class Settings(BaseSettings):
     queue: QueueConfig = QueueConfig()
     redis: RedisSettings = RedisSettings()
     describe: DescribeSettings = DescribeSettings()
-    cameras: Annotated[dict[str, CameraSettings], AfterValidator(_check_camera_names)] = {}
+    cameras: Annotated[dict[str, CameraSettings], AfterValidator(check_camera_names)] = {}
     server: ServerSettings = ServerSettings()
 
     @property

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.camera_settings import CameraSettings
 from appliance.settings import BUNDLED_DETECTOR, BUNDLED_VLM, Settings, SettingsError, load_settings, to_json
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -64,7 +65,8 @@ def test_environment_can_name_a_camera_and_a_list(monkeypatch):
 def test_unknown_key_names_its_path_and_what_is_allowed(write):
     path = write("cameras:\n  front: {source: a.mp4, colour: red}\n")
 
-    assert problem(path) == f"{path}: cameras.front.colour: unknown key; allowed here: fps, source"
+    known = ", ".join(sorted(CameraSettings.model_fields))
+    assert problem(path) == f"{path}: cameras.front.colour: unknown key; allowed here: {known}"
 
 
 def test_unknown_key_of_a_library_and_at_the_top(write):
