@@ -1,14 +1,14 @@
 """The event store: what was described, one row an event, readable later and followed live.
 
-SQLite holds it, in memory or in a file. An event is the JSON of a `Description` without its `source`
-(a camera's URL may hold a password), and its id is the job's: a redelivered job changes nothing.
+SQLite holds it, in memory or in a file. An event is JSON (`appliance.event_bodies`), and its id is the job's:
+a redelivered job changes nothing. Each change gives it a new number, under which it is told again.
 """
 
 import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from appliance.jobs import Description
-from appliance.model_names import shown_model_name
+from appliance import event_bodies
+from appliance.event_bodies import Body
+from appliance.jobs import Description, EventChange
 
 SCHEMA_VERSION = 1
 _SCHEMA = f"""
@@ -80,18 +81,28 @@ class EventStore:
         self._database = _open_database(path)
 
     def add(self, description: Description, snapshot: bytes | None = None) -> bool:
-        """Store a description, with a JPEG of what it describes; False when the store has it already.
+        """Join a description to its event, with a JPEG of what it describes; False when it is there already.
 
-        A text replaces an earlier error of the same job and counts as a new event; nothing else is replaced.
+        A text replaces an earlier error of the same job; nothing else is replaced.
         """
+        return self._put(description.job_id, lambda body: event_bodies.described(body, description), snapshot)
+
+    def change(self, change: EventChange, snapshot: bytes | None = None) -> bool:
+        """Store how an event stands, with a JPEG of it; False when the store has that, or knows better."""
+        return self._put(change.event_id, lambda body: event_bodies.changed(body, change), snapshot)
+
+    def _put(self, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None) -> bool:
         with self._lock, self._database as database:
-            if _is_known(database, description):
+            body, kept = _take_out(database, event_id)
+            after = join(body)
+            if after is None:
+                database.rollback()
                 return False
-            seq = _insert(database, description)
-            if snapshot is not None:
-                database.execute("INSERT INTO snapshots VALUES (?, ?)", (seq, snapshot))
-            database.execute("DELETE FROM events WHERE seq <= ?", (seq - self._max_events,))
-            database.execute("DELETE FROM snapshots WHERE seq <= ?", (seq - self._max_snapshots,))
+            seq = _insert(database, after)
+            if snapshot or kept:
+                database.execute("INSERT INTO snapshots VALUES (?, ?)", (seq, snapshot or kept))
+            _forget_oldest(database, "events", self._max_events)
+            _forget_oldest(database, "snapshots", self._max_snapshots)
             self._wake_all()
         return True
 
@@ -162,14 +173,6 @@ class EventStore:
                 loop.call_soon_threadsafe(changed.set)
 
 
-def event_body(description: Description) -> bytes:
-    """A description as the JSON of an event: `id` in front, without `source` and the model's folder."""
-    fields = msgspec.to_builtins(description)
-    del fields["source"]
-    fields["model"] = shown_model_name(description.model)
-    return msgspec.json.encode({"id": fields.pop("job_id"), "object": "event"} | fields)
-
-
 def _open_database(path: Path | None) -> sqlite3.Connection:
     database = None
     try:
@@ -200,24 +203,30 @@ def _create(database: sqlite3.Connection) -> None:
         database.execute("INSERT INTO sqlite_sequence VALUES ('events', ?)", (first_seq,))
 
 
-def _is_known(database: sqlite3.Connection, description: Description) -> bool:
-    query = "SELECT is_described FROM events WHERE id = ?"
-    row = database.execute(query, (description.job_id,)).fetchone()
-    return row is not None and (bool(row[0]) or description.text is None)
+def _take_out(database: sqlite3.Connection, event_id: str) -> tuple[Body | None, bytes | None]:
+    """An event's body and snapshot, which are not in the store any more."""
+    row = database.execute("DELETE FROM events WHERE id = ? RETURNING seq, body", (event_id,)).fetchone()
+    if row is None:
+        return None, None
+    kept = database.execute("DELETE FROM snapshots WHERE seq = ? RETURNING jpeg", row[:1]).fetchone()
+    return msgspec.json.decode(row[1]), kept and kept[0]
 
 
-def _insert(database: sqlite3.Connection, description: Description) -> int:
-    for row in database.execute("DELETE FROM events WHERE id = ? RETURNING seq", (description.job_id,)):
-        database.execute("DELETE FROM snapshots WHERE seq = ?", row)
+def _insert(database: sqlite3.Connection, body: Body) -> int:
     values = (
-        description.job_id,
-        description.camera,
-        description.label,
-        description.captured_at,
-        description.text is not None,
-        event_body(description),
+        body["id"],
+        body["camera"],
+        body["label"],
+        body["captured_at"],
+        body["description"] is not None,
+        msgspec.json.encode(body),
     )
     columns = "id, camera, label, captured_at, is_described, body"
     cursor = database.execute(f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
     assert cursor.lastrowid is not None
     return cursor.lastrowid
+
+
+def _forget_oldest(database: sqlite3.Connection, table: str, num_kept: int) -> None:
+    oldest = f"SELECT seq FROM {table} ORDER BY seq DESC LIMIT 1 OFFSET {num_kept}"
+    database.execute(f"DELETE FROM {table} WHERE seq <= ({oldest})")

@@ -3,9 +3,11 @@
 Machines read these, so they are `msgspec` structs; every field that a person reads has a unit in its name.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+
+EventState = Literal["new", "update", "end"]
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,8 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     `detections` has the keys of ultralytics' `Results.summary()` (name, class, confidence, box, track_id),
     boxes in pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, maybe
     smaller. `prompt` is the instruction, without the line of detections, which is made from `detections`.
+    `zones` are those that the track has been in, `earlier` are pictures of it from before, oldest first.
+    `camera_name` and `taken` say for people which camera it is and when the frame was taken.
     """
 
     job_id: str
@@ -40,6 +44,10 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     height: int
     prompt: str
     image: bytes
+    zones: list[str] = []
+    earlier: list[bytes] = []
+    camera_name: str = ""
+    taken: str = ""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +72,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     model: str = ""
     timings: Timings = Timings()
+    zones: list[str] = []
 
     @classmethod
     def of(
@@ -95,7 +104,31 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             error=error,
             model=model,
             timings=timings or Timings(),
+            zones=job.zones,
         )
+
+
+class EventChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How an event stands: it begins (`new`), its zones change (`update`), its track is gone (`end`).
+
+    An event is one observation, and `event_id` is the id of its `DescribeJob`. Every change carries all that
+    is known, so that the newest alone suffices; `num` counts them from 0, and a late one is told by it.
+    `captured_at` and `detections` are of the frame that began it, `changed_at` is in unix seconds too.
+    """
+
+    event_id: str
+    num: int
+    state: EventState
+    camera: str
+    frame_index: int
+    time_s: float
+    captured_at: float
+    changed_at: float
+    track_id: int
+    label: str
+    reason: str
+    detections: list[dict[str, Any]]
+    zones: list[str]
 
 
 class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +159,7 @@ _job_encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(DescribeJob)
 _description_encoder = msgspec.json.Encoder()
 _description_decoder = msgspec.json.Decoder(Description)
+_change_decoder = msgspec.json.Decoder(EventChange)
 
 
 def encode_job(job: DescribeJob) -> bytes:
@@ -146,3 +180,13 @@ def encode_description(description: Description) -> bytes:
 def decode_description(body: bytes) -> Description:
     """The description in `body`; raises `msgspec.DecodeError` when it is none."""
     return _description_decoder.decode(body)
+
+
+def encode_change(change: EventChange) -> bytes:
+    """An event's change as one line of JSON, without the line's end."""
+    return msgspec.json.encode(change)
+
+
+def decode_change(body: bytes) -> EventChange:
+    """The change in `body`; raises `msgspec.DecodeError` when it is none."""
+    return _change_decoder.decode(body)

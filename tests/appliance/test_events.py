@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -12,9 +12,13 @@ import msgspec
 import pytest
 
 from appliance.events import EventFilter, EventStore, EventStoreError
+from appliance.jobs import EventChange, EventState
 from tests.appliance.descriptions import description
 
 EVERYTHING = EventFilter()
+KEYS = set(msgspec.to_builtins(description("a"))) - {"job_id", "source"} | {
+    "id", "object", "state", "num_changes", "changed_at",
+}  # fmt: skip
 
 
 def ids(store: EventStore, wanted: EventFilter = EVERYTHING) -> list[str]:
@@ -36,7 +40,7 @@ def test_an_event_is_the_description_without_its_source(store: EventStore) -> No
     assert body["description"] == "A person walks."
     assert body["detections"][0]["name"] == "person"
     assert b"john.doe" not in event.body
-    assert set(body) - {"id", "object"} == set(msgspec.to_builtins(description("a"))) - {"job_id", "source"}
+    assert set(body) == KEYS
 
 
 def test_a_models_folder_is_not_told(store: EventStore) -> None:
@@ -63,8 +67,50 @@ def test_a_late_description_replaces_the_error(store: EventStore) -> None:
     assert msgspec.json.decode(failed.body)["error"] == "engine died"
     assert store.add(description("a"))
     assert ids(store) == ["a", "b"]
-    assert store.snapshot("a") is None
+    assert store.snapshot("a") == b"old"
     assert [event.event_id for event in store.after(failed.seq, EVERYTHING, 10)] == ["b", "a"]
+
+
+def change(num: int, state: EventState, zones: Sequence[str] = ()) -> EventChange:
+    """A change of the event that `description("a")` describes."""
+    known = msgspec.to_builtins(description("a"))
+    same = {name: known[name] for name in EventChange.__struct_fields__ if name in known}
+    own = {"event_id": "a", "num": num, "state": state, "changed_at": 1_700_000_000.0 + num}
+    return EventChange(**(same | own | {"zones": list(zones)}))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 0, 1, 2), (0, 3, 1, 2), (0, 2, 3, 1), (2, 1, 0, 3)])
+def test_an_event_and_its_description_are_one_in_any_order(store: EventStore, order: tuple[int, ...]) -> None:
+    """New, update, end, and the description: by two ways, so that any of them may be late."""
+    steps = [
+        lambda: store.change(change(0, "new"), b"jpeg"),
+        lambda: store.change(change(1, "update", ["porch"])),
+        lambda: store.change(change(2, "end", ["porch"])),
+        lambda: store.add(description("a", zones=[])),
+    ]
+    for step in order:
+        steps[step]()
+        (event,) = store.newest(EVERYTHING, 10)
+        assert set(msgspec.json.decode(event.body)) == KEYS
+    body = msgspec.json.decode(event.body)
+    assert (body["state"], body["zones"], body["description"]) == ("end", ["porch"], "A person walks.")
+    assert store.snapshot("a") == b"jpeg" or order[0] != 0
+    assert [body["described_at"], body["model"]] == [1_700_000_001.0, ""]
+
+
+def test_an_event_that_is_not_described_yet_has_neither_text_nor_error(store: EventStore) -> None:
+    assert store.change(change(0, "new"))
+    body = msgspec.json.decode(store.newest(EVERYTHING, 1)[0].body)
+    assert [body[name] for name in ("description", "error", "described_at")] == [None, None, None]
+
+
+def test_a_change_that_is_known_changes_nothing(store: EventStore) -> None:
+    """Redelivery: the same number is no news for those who follow."""
+    assert store.change(change(1, "update", ["porch"]))
+    seq = store.last_seq()
+    assert not store.change(change(1, "update", ["porch"]))
+    assert not store.change(change(0, "new"))
+    assert store.last_seq() == seq
 
 
 def test_filters(store: EventStore) -> None:

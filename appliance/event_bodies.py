@@ -1,0 +1,46 @@
+"""An event as it is told: one JSON object, into which a track's changes and its description are joined.
+
+They come by two ways and in any order; whatever came first, the object has the same keys, and `state` says
+how far its track is: `new`, `update` (its zones changed), `end`. While nothing is described yet,
+`description` and `error` are both null.
+"""
+
+from typing import Any
+
+import msgspec
+
+from appliance.jobs import Description, EventChange, Timings
+from appliance.model_names import shown_model_name
+
+Body = dict[str, Any]
+
+_ANSWER = ("described_at", "prompt", "description", "error", "model", "timings")
+_COURSE = ("state", "num_changes", "changed_at", "zones")
+
+
+def described(body: Body | None, description: Description) -> Body | None:
+    """`body` (None: a new one) with the description joined; None when it has one, or an error, already.
+
+    A text replaces an earlier error of the same job. What may hold a password, the source, is left out.
+    """
+    if body is not None and body["described_at"] and (body["description"] or not description.text):
+        return None
+    fields: Body = msgspec.to_builtins(description)
+    del fields["source"]
+    fields["model"] = shown_model_name(description.model)
+    if body is not None:
+        return body | {name: fields[name] for name in _ANSWER}
+    course = {"state": "new", "num_changes": 0, "changed_at": description.captured_at}
+    return {"id": fields.pop("job_id"), "object": "event"} | fields | course
+
+
+def changed(body: Body | None, change: EventChange) -> Body | None:
+    """`body` (None: a new one) as `change` tells it; None when it has that change, or a later one."""
+    if body is not None and body["num_changes"] > change.num:
+        return None
+    fields: Body = msgspec.to_builtins(change)
+    fields["num_changes"] = fields.pop("num") + 1
+    if body is not None:
+        return body | {name: fields[name] for name in _COURSE}
+    answer = dict.fromkeys(_ANSWER) | {"prompt": "", "model": "", "timings": msgspec.to_builtins(Timings())}
+    return {"id": fields.pop("event_id"), "object": "event"} | fields | answer
