@@ -1,7 +1,7 @@
 """How long a step will take, learned from the steps before: pure Python, a few microseconds a call.
 
-Linear models whose weights are learned online by recursive least squares with forgetting (Haykin,
-Adaptive Filter Theory, ch. 10). Weights are kept at or above zero: more work never takes less time.
+Linear models whose weights are learned online by recursive least squares with directional forgetting
+(Cao and Schwartz, Automatica 36, 2000). Weights are kept at or above zero: more work never takes less time.
 """
 
 from collections import deque
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 FORGETTING = 0.995
 OUTLIER = 3.0
 MANY_OUTLIERS = 3
+SWEEPS = 8
+RIDGE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +93,22 @@ class LinearModel:
 
     Args:
         weights: Where learning starts, one a feature.
-        uncertainty: How little the start is trusted; larger learns faster at first.
+        trust: How much the start is worth, in measured steps; less learns faster at first.
     """
 
-    def __init__(self, weights: Sequence[float], *, uncertainty: float = 100.0) -> None:
+    def __init__(self, weights: Sequence[float], *, trust: float = 0.01) -> None:
         size = len(weights)
         self.weights = list(weights)
         self.num_learned = 0
+        self._free = list(weights)
         self._num_far_above = 0
-        self._covariance = [[uncertainty * (i == j) for j in range(size)] for i in range(size)]
+        self._information = [[trust * (i == j) for j in range(size)] for i in range(size)]
         self._errors: deque[float] = deque(maxlen=256)
         self._relative: deque[float] = deque(maxlen=256)
 
     def predict(self, features: Sequence[float]) -> float:
         """Milliseconds."""
-        return sum(max(0.0, weight) * x for weight, x in zip(self.weights, features, strict=True))
+        return sum(weight * x for weight, x in zip(self.weights, features, strict=True))
 
     @property
     def residual_ms(self) -> float:
@@ -133,24 +136,67 @@ class LinearModel:
         self.num_learned += 1
         is_far_above = self.num_learned > 32 and measured_ms > OUTLIER * max(predicted, 1.0)
         self._num_far_above = self._num_far_above + 1 if is_far_above else 0
-        if 0 < self._num_far_above < MANY_OUTLIERS:
-            error = (OUTLIER - 1) * max(predicted, 1.0) * 0.1
-        self._update(features, error, measured_ms)
-
-    def _update(self, features: Sequence[float], error: float, measured_ms: float) -> None:
-        """One step of recursive least squares, weighted so that relative errors count."""
+        is_held_up = 0 < self._num_far_above < MANY_OUTLIERS
+        taken_ms = predicted + (OUTLIER - 1) * max(predicted, 1.0) * 0.1 if is_held_up else measured_ms
+        # why: weighted so that relative errors count
         weight = 1.0 / max(measured_ms, 1.0)
-        x = [value * weight for value in features]
-        px = [sum(p * v for p, v in zip(row, x, strict=True)) for row in self._covariance]
-        gain_scale = 1.0 / (FORGETTING + sum(v * p for v, p in zip(x, px, strict=True)))
-        gain = [value * gain_scale for value in px]
-        for i, g in enumerate(gain):
-            self.weights[i] = max(0.0, self.weights[i] + g * error * weight)
+        self._update([value * weight for value in features], taken_ms * weight)
+
+    def _update(self, x: Sequence[float], target: float) -> None:
+        """One step of recursive least squares that forgets only what `x` tells anew.
+
+        invariant: the information stays positive definite: what is taken away is a part of what was
+        known in the direction of `x`, and as much comes in. Steps of one kind, however many, leave what is
+        known of the others as it is. The ridge keeps rounding from adding up.
+        """
         size = range(len(x))
-        # invariant: the covariance stays bounded, else forgetting without news would blow it up
-        self._covariance = [
-            [min((self._covariance[i][j] - gain[i] * px[j]) / FORGETTING, 1e6) for j in size] for i in size
-        ]
+        known = [_dot(row, x) for row in self._information]
+        scale = (1.0 - FORGETTING) / max(_dot(known, x), 1e-12)
+        for i in size:
+            row, x_i, known_i = self._information[i], x[i], scale * known[i]
+            for j in size:
+                row[j] += x_i * x[j] - known_i * known[j]
+            row[i] += RIDGE
+        error = target - _dot(self._free, x)
+        step = _solve(self._information, x)
+        self._free = [weight + error * s for weight, s in zip(self._free, step, strict=True)]
+        self.weights = _nonnegative(self._information, self._free, self.weights)
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(u * v for u, v in zip(a, b, strict=True))
+
+
+def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """``matrix @ result = right`` for a positive definite matrix, by elimination."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
+    for i in range(size):
+        pivot = rows[i]
+        for below in rows[i + 1 :]:
+            factor = below[i] / pivot[i]
+            for j in range(i, size + 1):
+                below[j] -= factor * pivot[j]
+    result = [0.0] * size
+    for i in reversed(range(size)):
+        row = rows[i]
+        rest = sum(row[j] * result[j] for j in range(i + 1, size))
+        result[i] = (row[size] - rest) / row[i]
+    return result
+
+
+def _nonnegative(
+    information: Sequence[Sequence[float]], free: Sequence[float], start: Sequence[float]
+) -> list[float]:
+    """The weights at or above zero that fit nearly as well as `free`: coordinate descent from `start`."""
+    if min(free) >= 0.0:
+        return list(free)
+    weights = list(start)
+    wanted = [_dot(row, free) for row in information]
+    for _ in range(SWEEPS):
+        for i, row in enumerate(information):
+            weights[i] = max(0.0, weights[i] + (wanted[i] - _dot(row, weights)) / row[i])
+    return weights
 
 
 class CostModel:

@@ -30,6 +30,33 @@ def test_a_step_that_was_held_up_moves_no_prediction() -> None:
     assert cost.step_ms(work) == pytest.approx(20.0, rel=0.15)
 
 
+def test_an_hour_of_decodes_leaves_what_is_known_of_prompts() -> None:
+    """Steps of one kind, and noisy, neither blow the model up nor wash out the others."""
+    truth, cost, rng = LinearModel((2.0, 6.0, 0.5, 1.0, 2.0)), CostModel(), random.Random(3)
+
+    def measure(work: StepWork) -> None:
+        cost.learn_step(work, truth.predict(work.features()) * rng.lognormvariate(0.0, 0.3))
+
+    prompt = StepWork(200, 0, 0, 30_000)
+    for _ in range(300):
+        measure(StepWork(rng.randint(16, 256), 0, 0, rng.randint(1000, 60_000)))
+    for step in range(20_000):
+        measure(StepWork(2, 2, 60 + step % 300))
+        assert cost.step_ms(prompt) < 100.0
+    assert cost.step_ms(prompt) == pytest.approx(truth.predict(prompt.features()), rel=0.3)
+    assert cost.step_ms(StepWork(2, 2, 200)) == pytest.approx(2.4, rel=0.2)
+
+
+def test_a_weight_that_noise_would_drive_below_zero_stays_at_it() -> None:
+    """More work never takes less time, and the other weights make up for it."""
+    model, rng = LinearModel((10.0, 10.0)), random.Random(2)
+    for _ in range(500):
+        x = rng.uniform(0.5, 1.5)
+        model.learn((1.0, x), 20.0 - 3.0 * x)
+    assert model.weights[1] == 0.0
+    assert model.weights[0] == pytest.approx(17.0, rel=0.05)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 512), st.floats(0.1, 5000.0)), min_size=1, max_size=120))
 def test_predictions_stay_finite_and_never_negative(steps: list[tuple[int, float]]) -> None:
