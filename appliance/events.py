@@ -18,42 +18,26 @@ import msgspec
 
 from appliance import event_bodies
 from appliance.event_bodies import Body
+from appliance.event_queries import EventFilter, SearchError
+from appliance.event_schema import EventStoreError, open_database, searchable, transaction
 from appliance.jobs import Description, EventChange
 
-SCHEMA_VERSION = 1
-_SCHEMA = f"""
-CREATE TABLE events (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    camera TEXT NOT NULL,
-    label TEXT NOT NULL,
-    captured_at REAL NOT NULL,
-    is_described INTEGER NOT NULL,
-    body BLOB NOT NULL
-);
-CREATE INDEX events_by_camera ON events (camera, seq);
-CREATE TABLE snapshots (seq INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
+__all__ = ["EventFilter", "EventStore", "EventStoreError", "Retention", "SearchError", "StoredEvent"]
+
 _COLUMNS = "events.seq, events.id, events.body"
-
-
-class EventStoreError(Exception):
-    """The store's file cannot be used; the message names it."""
+_SWEEP = 16
 
 
 @dataclass(frozen=True, slots=True)
-class EventFilter:
-    """Which events are wanted; None wants all. `since` is a capture time in unix seconds, inclusive."""
+class Retention:
+    """What a store keeps: events of the last `days` (None: no limit), the newest `max_events`.
 
-    camera: str | None = None
-    label: str | None = None
-    since: float | None = None
+    Over `max_bytes` the oldest snapshots go first, then the oldest events.
+    """
 
-    def _where(self) -> tuple[str, dict[str, Any]]:
-        tests = {"camera": "camera = :camera", "label": "label = :label", "since": "captured_at >= :since"}
-        values = {name: getattr(self, name) for name in tests if getattr(self, name) is not None}
-        return "".join(f" AND {tests[name]}" for name in values), values
+    days: float | None = None
+    max_events: int = 20_000
+    max_bytes: int = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +50,17 @@ class StoredEvent:
 
 
 class EventStore:
-    """Keeps the newest `max_events` events and the newest `max_snapshots` JPEGs; every method is thread-safe.
+    """Keeps events and their JPEGs as long as `retention` says; every method is thread-safe.
 
-    `path` None keeps them in memory. Raises `EventStoreError` when the file is not such a store.
+    `path` None keeps them in memory. What `add` has returned for survives the process, however it ends.
+    Raises `EventStoreError` when the file is not such a store.
     """
 
-    def __init__(
-        self, path: Path | None = None, *, max_events: int = 10_000, max_snapshots: int = 1_000
-    ) -> None:
-        self._max_events = max_events
-        self._max_snapshots = max_snapshots
+    def __init__(self, path: Path | None = None, retention: Retention | None = None) -> None:
+        self._retention = retention or Retention()
         self._lock = threading.Lock()
         self._followers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._database = _open_database(path)
+        self._database = open_database(path)
 
     def add(self, description: Description, snapshot: bytes | None = None) -> bool:
         """Join a description to its event, with a JPEG of what it describes; False when it is there already.
@@ -92,28 +74,31 @@ class EventStore:
         return self._put(change.event_id, lambda body: event_bodies.changed(body, change), snapshot)
 
     def _put(self, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None) -> bool:
-        with self._lock, self._database as database:
-            body, kept = _take_out(database, event_id)
+        database = self._database
+        with self._lock, transaction(database):
+            before, body = _read(database, event_id)
             after = join(body)
             if after is None:
-                database.rollback()
                 return False
-            seq = _insert(database, after)
-            if snapshot or kept:
-                database.execute("INSERT INTO snapshots VALUES (?, ?)", (seq, snapshot or kept))
-            _forget_oldest(database, "events", self._max_events)
-            _forget_oldest(database, "snapshots", self._max_snapshots)
-            self._wake_all()
+            seq = _replace(database, before, after)
+            if snapshot is not None:
+                database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, snapshot))
+            self._forget(seq)
+        self.wake_followers()
         return True
 
-    def newest(self, wanted: EventFilter, limit: int) -> list[StoredEvent]:
-        """The newest events that match, newest first."""
-        where, values = wanted._where()
-        return self._select(f"1{where} ORDER BY seq DESC LIMIT :limit", values | {"limit": limit})
+    def newest(self, wanted: EventFilter, limit: int, before: int | None = None) -> list[StoredEvent]:
+        """The newest events that match, newest first; with `before` those whose `seq` is smaller.
+
+        Raises `SearchError` when `wanted.q` asks for too much.
+        """
+        where, values = wanted.where()
+        values |= {"limit": limit, "before": 2**62 if before is None else before}
+        return self._select(f"seq < :before{where} ORDER BY seq DESC LIMIT :limit", values)
 
     def after(self, seq: int, wanted: EventFilter, limit: int) -> list[StoredEvent]:
         """The events behind `seq` that match, oldest first."""
-        where, values = wanted._where()
+        where, values = wanted.where()
         return self._select(
             f"seq > :seq{where} ORDER BY seq LIMIT :limit", values | {"seq": seq, "limit": limit}
         )
@@ -153,7 +138,9 @@ class EventStore:
     def wake_followers(self) -> None:
         """Set every follower's `asyncio.Event`, as if something had been added."""
         with self._lock:
-            self._wake_all()
+            for loop, changed in self._followers:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(changed.set)
 
     def close(self) -> None:
         """Close the database; the store cannot be used any more."""
@@ -167,66 +154,59 @@ class EventStore:
             ).fetchall()
         return [StoredEvent(seq, event_id, bytes(body)) for seq, event_id, body in rows]
 
-    def _wake_all(self) -> None:
-        for loop, changed in self._followers:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(changed.set)
+    def _forget(self, newest_seq: int) -> None:
+        database, kept = self._database, self._retention
+        (num_events,) = database.execute("SELECT count(*) FROM events").fetchone()
+        _drop_oldest(database, "events", newest_seq, num_events - kept.max_events)
+        if kept.days is not None:
+            oldest = time.time() - 86_400 * kept.days
+            database.execute("DELETE FROM events WHERE stored_at < ?", (oldest,))
+        database.execute("DELETE FROM snapshots WHERE seq < (SELECT min(seq) FROM events)")
+        while _num_bytes(database) > kept.max_bytes:
+            if not any(
+                _drop_oldest(database, table, newest_seq, _SWEEP) for table in ("snapshots", "events")
+            ):
+                return
 
 
-def _open_database(path: Path | None) -> sqlite3.Connection:
-    database = None
-    try:
-        database = sqlite3.connect(path or ":memory:", check_same_thread=False)
-        _prepare(database)
-    except (sqlite3.Error, EventStoreError) as error:
-        if database is not None:
-            database.close()
-        raise EventStoreError(f"{path}: cannot be used as event store: {error}") from error
-    return database
+def _drop_oldest(database: sqlite3.Connection, table: str, before: int, number: int) -> int:
+    """Deletes up to `number` of the oldest rows with a smaller `seq` than `before`; how many there were."""
+    if number <= 0:
+        return 0
+    oldest = f"SELECT seq FROM {table} WHERE seq < ? ORDER BY seq LIMIT ?"
+    return database.execute(f"DELETE FROM {table} WHERE seq IN ({oldest})", (before, number)).rowcount
 
 
-def _prepare(database: sqlite3.Connection) -> None:
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version == 0:
-        _create(database)
-    elif version != SCHEMA_VERSION:
-        raise EventStoreError(f"it has version {version}, this is for {SCHEMA_VERSION}")
-    # why: an event that is lost with the machine's power is worth less than a disk flush for every event
-    database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
-
-
-def _create(database: sqlite3.Connection) -> None:
-    database.executescript(_SCHEMA)
-    # why: a reader that resumes with the number of a store that is gone must get everything, not nothing
-    first_seq = int(time.time() * 1000)
-    with database:
-        database.execute("INSERT INTO sqlite_sequence VALUES ('events', ?)", (first_seq,))
-
-
-def _take_out(database: sqlite3.Connection, event_id: str) -> tuple[Body | None, bytes | None]:
-    """An event's body and snapshot, which are not in the store any more."""
-    row = database.execute("DELETE FROM events WHERE id = ? RETURNING seq, body", (event_id,)).fetchone()
-    if row is None:
-        return None, None
-    kept = database.execute("DELETE FROM snapshots WHERE seq = ? RETURNING jpeg", row[:1]).fetchone()
-    return msgspec.json.decode(row[1]), kept and kept[0]
-
-
-def _insert(database: sqlite3.Connection, body: Body) -> int:
-    values = (
-        body["id"],
-        body["camera"],
-        body["label"],
-        body["captured_at"],
-        body["description"] is not None,
-        msgspec.json.encode(body),
+def _num_bytes(database: sqlite3.Connection) -> int:
+    """What the store's content takes, without pages that are free for new content."""
+    (size, total, free) = (
+        database.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_size", "page_count", "freelist_count")
     )
-    columns = "id, camera, label, captured_at, is_described, body"
-    cursor = database.execute(f"INSERT INTO events ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
-    assert cursor.lastrowid is not None
-    return cursor.lastrowid
+    return int(size * (total - free))
 
 
-def _forget_oldest(database: sqlite3.Connection, table: str, num_kept: int) -> None:
-    oldest = f"SELECT seq FROM {table} ORDER BY seq DESC LIMIT 1 OFFSET {num_kept}"
-    database.execute(f"DELETE FROM {table} WHERE seq <= ({oldest})")
+def _read(database: sqlite3.Connection, event_id: str) -> tuple[int | None, Body | None]:
+    row = database.execute("SELECT seq, body FROM events WHERE id = ?", (event_id,)).fetchone()
+    return (None, None) if row is None else (row[0], msgspec.json.decode(row[1]))
+
+
+def _replace(database: sqlite3.Connection, before: int | None, body: Body) -> int:
+    """Stores `body` under a new number, which its snapshot follows, in place of the row `before`."""
+    row = {
+        "id": body["id"],
+        "camera": body["camera"],
+        "label": body["label"],
+        "zones": msgspec.json.encode(body["zones"]).decode(),
+        "captured_at": body["captured_at"],
+        "stored_at": time.time(),
+        "is_described": body["description"] is not None,
+        "text": searchable(body),
+        "body": msgspec.json.encode(body),
+    }
+    database.execute("DELETE FROM events WHERE seq = ?", (before,))
+    columns = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    seq = database.execute(f"INSERT INTO events {columns}", row).lastrowid
+    assert seq is not None
+    database.execute("UPDATE snapshots SET seq = ? WHERE seq = ?", (seq, before))
+    return seq

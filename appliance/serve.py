@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from appliance.api import ApiServer, UnsafeBindingError, create_app
 from appliance.board import BoardReader
 from appliance.describer import Describer
-from appliance.events import EventStore
+from appliance.events import EventStore, EventStoreError, Retention
 from appliance.jobs import decode_description
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
@@ -62,7 +62,7 @@ class _Service:
         self._settings, self._stack = settings, stack
         self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
         url = self._redis.url if self._redis else str(settings.redis.url)
-        self._events = EventStore()
+        self._events = open_events(settings)
         stack.callback(self._events.close)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
@@ -118,6 +118,16 @@ class _Service:
             max_tokens=self._settings.describe.max_tokens,
             on_settled=self._events.add,
         )
+
+
+def open_events(settings: Settings) -> EventStore:
+    """The event store that the settings ask for; raises `SettingsError` when its file cannot be used."""
+    wanted = settings.events
+    retention = Retention(wanted.retain_days, wanted.max_events, wanted.max_bytes)
+    try:
+        return EventStore(wanted.path, retention)
+    except EventStoreError as error:
+        raise SettingsError(f"events.path: {error}") from None
 
 
 def start_worker(settings: Settings, redis_url: str) -> Supervisor:

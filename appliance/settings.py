@@ -96,6 +96,19 @@ class RedisSettings(SettingsPart):
     url: str | None = Field(default=None, pattern=r"^(redis|rediss|unix)://")
 
 
+class EventSettings(SettingsPart):
+    """Where events are kept: in the file `path`, or in memory until the end.
+
+    Those of the last `retain_days` (None: no limit) stay, the newest `max_events` at most. Over `max_bytes`
+    the oldest snapshots go first, then the oldest events.
+    """
+
+    path: Path | None = None
+    retain_days: float | None = Field(default=30.0, gt=0)
+    max_events: int = Field(default=20_000, ge=1)
+    max_bytes: int = Field(default=256 * 2**20, ge=2**20)
+
+
 class ServerSettings(SettingsPart):
     """Where the HTTP API listens; with an `api_key` every request must carry it as a bearer token.
 
@@ -140,6 +153,7 @@ class Settings(BaseSettings):
     redis: RedisSettings = RedisSettings()
     describe: DescribeSettings = DescribeSettings()
     cameras: Annotated[dict[str, CameraSettings], AfterValidator(check_camera_names)] = {}
+    events: EventSettings = EventSettings()
     server: ServerSettings = ServerSettings()
 
     @property

@@ -15,11 +15,13 @@ from starlette.requests import Request
 from appliance.api.errors import bad_request, not_found
 from appliance.api.services import Services, services_of
 from appliance.api.streams import KEEP_ALIVE, ClientGoneError, ClientWatch, EventStreamResponse, event_bytes
-from appliance.events import EventFilter, StoredEvent
+from appliance.events import EventFilter, SearchError, StoredEvent
 
 router = APIRouter()
 
 _MAX_LIMIT = 1000
+_MAX_WORDS = 1000
+_PAGE = 100
 _KEEP_ALIVE_S = 15.0
 _BATCH = 100
 _RECONNECT_AFTER = b"retry: 2000\n\n"
@@ -31,20 +33,25 @@ async def list_events(
     request: Request,
     camera: str | None = None,
     label: str | None = None,
+    zone: str | None = None,
+    q: Annotated[str | None, Query(max_length=_MAX_WORDS)] = None,
     since: str | None = None,
+    until: str | None = None,
     limit: Annotated[int | None, Query(ge=1, le=_MAX_LIMIT)] = None,
+    cursor: str | None = None,
 ) -> Response:
-    """Events, newest first: at most `limit` (100), of a camera, a label, captured at or after `since`.
+    """Events, newest first: at most `limit` (100), as `EventFilter` says; `q` are words to look for.
 
-    `since` is unix seconds or ISO 8601 (UTC unless it says otherwise). With `Accept: text/event-stream`
-    it is a stream without end, oldest first: what follows `Last-Event-ID`, else the newest `limit` or
-    everything `since` when one of them is given, then what is new.
+    Times are unix seconds or ISO 8601 (UTC unless it says otherwise). `next_cursor` of one page is the
+    `cursor` of the next. With `Accept: text/event-stream` it is a stream without end, oldest first: what
+    follows `Last-Event-ID`, else the newest `limit` or everything `since` when one of them is given, then
+    what is new.
     """
     services = services_of(request)
-    wanted = EventFilter(camera, label, _parse_time(since))
+    times = _parse_time(since, "since"), _parse_time(until, "until")
+    wanted = _checked(EventFilter(camera, label, *times, zone, q))
     if "text/event-stream" not in request.headers.get("accept", ""):
-        events = await asyncio.to_thread(services.events.newest, wanted, limit or 100)
-        return Response(_list_body(events), media_type="application/json")
+        return await _page(services, wanted, limit or _PAGE, cursor)
     num_past = limit or (_MAX_LIMIT if since else 0)
     past, seq = await _past(request.headers.get("last-event-id"), services, wanted, num_past)
     resources = AsyncExitStack()
@@ -70,12 +77,33 @@ async def get_event(request: Request, event_id: str) -> Response:
     return Response(event.body, media_type="application/json")
 
 
-def _list_body(events: list[StoredEvent]) -> bytes:
-    bodies = [msgspec.Raw(event.body) for event in events]
-    return msgspec.json.encode({"object": "list", "data": bodies})
+def _checked(wanted: EventFilter) -> EventFilter:
+    try:
+        wanted.where()
+    except SearchError as error:
+        raise bad_request(f"q: {error}", param="q") from None
+    return wanted
 
 
-def _parse_time(text: str | None) -> float | None:
+async def _page(services: Services, wanted: EventFilter, limit: int, cursor: str | None) -> Response:
+    before = None if cursor is None else _parse_number(cursor)
+    if before is None and cursor is not None:
+        raise bad_request("cursor: has to be the next_cursor of an earlier page", param="cursor")
+    events = await asyncio.to_thread(services.events.newest, wanted, limit + 1, before)
+    page = events[:limit]
+    body = {
+        "object": "list",
+        "data": [msgspec.Raw(event.body) for event in page],
+        "next_cursor": str(page[-1].seq) if len(events) > limit else None,
+    }
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _parse_number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def _parse_time(text: str | None, name: str) -> float | None:
     if text is None:
         return None
     try:
@@ -88,7 +116,7 @@ def _parse_time(text: str | None) -> float | None:
             seconds = math.nan
     if not math.isfinite(seconds):
         raise bad_request(
-            "since: has to be unix seconds or ISO 8601 such as 2025-01-31T12:00:00Z", param="since"
+            f"{name}: has to be unix seconds or ISO 8601 such as 2025-01-31T12:00:00Z", param=name
         )
     return seconds
 
@@ -98,9 +126,10 @@ async def _past(
 ) -> tuple[list[StoredEvent], int]:
     """The events that a stream starts with, oldest first, and the number to go on from."""
     if last_event_id is not None:
-        if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 19):
+        resumed = _parse_number(last_event_id)
+        if resumed is None:
             raise bad_request("Last-Event-ID: has to be the id of an earlier event of this stream")
-        return [], int(last_event_id)
+        return [], resumed
     seq = await asyncio.to_thread(services.events.last_seq)
     if num_past == 0:
         return [], seq

@@ -11,8 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from appliance.events import EventFilter, EventStore, EventStoreError
+from appliance.events import EventFilter, EventStore, EventStoreError, Retention
 from appliance.jobs import EventChange, EventState
+from appliance.serve import open_events
+from appliance.settings import SettingsError, load_settings
 from tests.appliance.descriptions import description
 
 EVERYTHING = EventFilter()
@@ -136,11 +138,41 @@ def test_reading_on_after_a_number(store: EventStore) -> None:
 
 
 def test_the_store_is_bounded() -> None:
-    with closing(EventStore(max_events=3, max_snapshots=1)) as store:
+    with closing(EventStore(retention=Retention(max_events=3))) as store:
         for name in "abcde":
             store.add(description(name), name.encode())
         assert ids(store) == ["e", "d", "c"]
-        assert [store.snapshot(name) for name in "abcde"] == [None, None, None, None, b"e"]
+        assert [store.snapshot(name) for name in "abcde"] == [None, None, b"c", b"d", b"e"]
+
+
+def test_bytes_are_bounded_and_snapshots_go_first(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    with closing(EventStore(path, Retention(max_bytes=500_000))) as store:
+        for number in range(100):
+            store.add(description(f"{number}"), b"x" * 20_000)
+        assert len(ids(store)) == 100
+        kept = [store.snapshot(f"{number}") is not None for number in range(100)]
+        assert kept == sorted(kept)
+        assert 1 <= sum(kept) < 25
+        for number in range(100, 800):
+            store.add(description(f"{number}", text="word " * 200))
+        assert ids(store)[0] == "799"
+        assert store.find("0") is None
+        assert store.newest(EventFilter(q="walks"), 10) == []
+    assert path.stat().st_size < 600_000
+
+
+def test_what_is_older_than_the_days_goes(tmp_path: Path) -> None:
+    path = tmp_path / "events.db"
+    with closing(EventStore(path)) as store:
+        store.add(description("old"), b"old")
+        store.add(description("new"), b"new")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE events SET stored_at = stored_at - 3 * 86400 WHERE id = 'old'")
+    with closing(EventStore(path, Retention(days=2))) as store:
+        store.add(description("newest"))
+        assert ids(store) == ["newest", "new"]
+        assert [store.snapshot("old"), store.snapshot("new")] == [None, b"new"]
 
 
 def test_find_and_snapshot(store: EventStore) -> None:
@@ -227,3 +259,14 @@ async def test_a_follower_that_left_is_not_called(store: EventStore) -> None:
 def test_the_id_stands_first(store: EventStore) -> None:
     store.add(description("z"))
     assert store.newest(EVERYTHING, 1)[0].body.startswith(b'{"id":"z","object":"event"')
+
+
+def test_settings_open_the_store(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"events: {{path: {tmp_path}/events.db, retain_days: 0.5, max_events: 7}}")
+    with closing(open_events(load_settings(config))) as store:
+        assert store._retention == Retention(0.5, 7, 256 * 2**20)
+        assert (tmp_path / "events.db").exists()
+    config.write_text(f"events: {{path: {tmp_path}/nowhere/events.db}}")
+    with pytest.raises(SettingsError, match=r"events\.path: .*nowhere/events\.db: cannot be used"):
+        open_events(load_settings(config))

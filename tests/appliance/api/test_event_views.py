@@ -90,6 +90,9 @@ def test_the_list_and_its_filters(filled: Running) -> None:
         ({"since": "nan"}, "since"),
         ({"since": "inf"}, "since"),
         ({"since": ""}, "since"),
+        ({"until": "tomorrow"}, "until"),
+        ({"q": "word " * 33}, "q"),
+        ({"q": "w" * 1001}, "q"),
     ],
 )
 @pytest.mark.parametrize("headers", [{}, SSE])
@@ -101,6 +104,35 @@ def test_bad_parameters_are_named(
     error = reply.json()["error"]
     assert error["param"] == param
     assert error["message"].startswith(f"{param}: ")
+
+
+def test_words_zones_and_times(filled: Running) -> None:
+    filled.events.add(description("4", text='A "red" bus.', zones=["road"], captured_at=400.0))
+    assert listed(filled, q="bus red") == ["4"]
+    assert listed(filled, q="person walk") == ["cam/3:x", "2", "1"]
+    assert listed(filled, zone="road") == ["4"]
+    assert listed(filled, until=300) == ["2", "1"]
+    for q in ('"', 'a" OR "b', "*", "NEAR(", "text:x", "\0", "-", "'; DROP TABLE events; --", "%", "💡"):
+        assert listed(filled, q=q) == []
+
+
+def test_pages(filled: Running) -> None:
+    """What comes in between two pages neither repeats an event nor hides one."""
+    pages, params = [], {"limit": "1"}
+    while True:
+        page = httpx.get(f"{filled.url}/v1/events", params=params).json()
+        pages.append([event["id"] for event in page["data"]])
+        filled.events.add(description(f"new {len(pages)}"))
+        if page["next_cursor"] is None:
+            break
+        params["cursor"] = page["next_cursor"]
+    assert pages == [["cam/3:x"], ["2"], ["1"]]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "-1", "9" * 30])
+def test_a_cursor_that_is_none(http: httpx.Client, cursor: str) -> None:
+    reply = http.get("/v1/events", params={"cursor": cursor})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cursor")
 
 
 def test_one_event_and_its_snapshot(filled: Running) -> None:
