@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from vision.errors import ModelNotFound, ModelUnsupported, UnknownClass, VisionError
+from vision.gate import DeviceGate
+from vision.layer_turns import LayerTurns
 from vision.pixels import to_bgr8
 from vision.selftest import check_model, check_tflite
 from vision.types import Detections, Image
@@ -74,7 +76,26 @@ class Detector:
         class_ids = self._class_ids(config.classes)
         check_model(self._yolo, self._options, config.model)
         self._options["classes"] = class_ids
+        self._turns: LayerTurns | None = None
         self.load_s = time.perf_counter() - started
+
+    @property
+    def device(self) -> str:
+        """Where the model runs, as ``cpu`` or ``cuda:0``."""
+        device = self._yolo.predictor.model.device
+        return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+    def take_turns(self, gate: DeviceGate) -> None:
+        """Ask `gate` for the device from now on, before each batch and, of native models, between layers.
+
+        What is detected stays the same.
+        """
+        if self._turns is not None:
+            self._turns.remove()
+        self._turns = LayerTurns(self._yolo.predictor.model)
+        # why: how long the layers take is measured once before anybody is told
+        self._warm_up()
+        self._turns.gate = gate
 
     def detect(self, images: Sequence[Image], min_score: float | None = None) -> list[Detections]:
         """Find objects in pictures of any sizes, in one batch.
