@@ -7,6 +7,7 @@ used, so that settings and schedulers can be read without it.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vlm_engine.books import HistogramSnapshot, WorkStats
 from vlm_engine.config import EngineConfig
 from vlm_engine.errors import (
     EngineError,
@@ -17,7 +18,7 @@ from vlm_engine.errors import (
     RequestError,
     UnsupportedModel,
 )
-from vlm_engine.metrics import ClassStats, EngineStats, HistogramSnapshot, WorkStats
+from vlm_engine.metrics import ClassStats, EngineStats
 from vlm_engine.request import GenerationRequest, Timings, TokenEvent, Usage
 from vlm_engine.sampling_params import SamplingParams
 

@@ -3,16 +3,14 @@
 Recording takes about a microsecond a token. How the numbers are published is the user's business.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar, get_args
+from typing import get_args
 
+from vlm_engine.books import Histogram, HistogramSnapshot, WorkBooks, WorkStats, sums
 from vlm_engine.request import FinishReason, Priority
 from vlm_engine.sequence import Sequence
-
-Key = TypeVar("Key")
 
 # Upper bounds in seconds: fine around what chats are promised, coarse behind it.
 _FINE = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.09, 0.1, 0.11, 0.125, 0.15, 0.2, 0.3)
@@ -37,52 +35,6 @@ REQUEST_BOUNDS = (
     30.0,
     60.0,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """How many values fell into which bucket.
-
-    Args:
-        bounds: Upper bounds of the buckets in seconds, each inclusive.
-        counts: Values a bucket, not cumulative; one more than `bounds`, the last without a bound.
-        sum: Of all values, in seconds.
-    """
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    sum: float = 0.0
-
-    @property
-    def num_values(self) -> int:
-        """Values in all buckets."""
-        return sum(self.counts)
-
-    def __add__(self, other: "HistogramSnapshot") -> "HistogramSnapshot":
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return HistogramSnapshot(self.bounds, counts, self.sum + other.sum)
-
-
-class Histogram:
-    """Counts values into fixed buckets.
-
-    Args:
-        bounds: Upper bounds of the buckets in seconds, rising.
-    """
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value_s: float) -> None:
-        """Count one value, in seconds."""
-        self._counts[bisect_left(self._bounds, value_s)] += 1
-        self._sum += value_s
-
-    def snapshot(self) -> HistogramSnapshot:
-        """The counts as they are now."""
-        return HistogramSnapshot(self._bounds, tuple(self._counts), self._sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +67,7 @@ class ClassStats:
     def ended(self) -> "ClassStats":
         """After the engine's death: what ran or waited ended with an error."""
         lost: dict[FinishReason, int] = {"error": self.num_running + self.num_waiting}
-        return replace(self, num_running=0, num_waiting=0, finished=_sum(self.finished, lost))
+        return replace(self, num_running=0, num_waiting=0, finished=sums(self.finished, lost))
 
     def after(self, earlier: "ClassStats") -> "ClassStats":
         """This state with the counts of an earlier engine added."""
@@ -125,7 +77,7 @@ class ClassStats:
             earlier.prompt_tokens + self.prompt_tokens,
             earlier.cached_tokens + self.cached_tokens,
             earlier.generation_tokens + self.generation_tokens,
-            _sum(earlier.finished, self.finished),
+            sums(earlier.finished, self.finished),
             earlier.inter_token + self.inter_token,
             earlier.first_token + self.first_token,
             earlier.queue + self.queue,
@@ -133,29 +85,6 @@ class ClassStats:
             earlier.prefill + self.prefill,
             earlier.whole + self.whole,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkStats:
-    """Measured and predicted milliseconds of one kind of work, forward passes or encoder slices.
-
-    Args:
-        relative_error: Median of the last 256, relative to what was measured.
-        residual_ms: By how much the slowest tenth is longer than predicted, at least.
-    """
-
-    last_ms: float = 0.0
-    last_predicted_ms: float = 0.0
-    total_ms: float = 0.0
-    total_predicted_ms: float = 0.0
-    relative_error: float = 0.0
-    residual_ms: float = 0.0
-
-    def after(self, earlier: "WorkStats") -> "WorkStats":
-        """This state with the totals of an earlier engine added."""
-        total_ms = earlier.total_ms + self.total_ms
-        predicted_ms = earlier.total_predicted_ms + self.total_predicted_ms
-        return replace(self, total_ms=total_ms, total_predicted_ms=predicted_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,39 +146,12 @@ class EngineStats:
             self,
             num_steps=earlier.num_steps + self.num_steps,
             num_encoded_images=earlier.num_encoded_images + self.num_encoded_images,
-            counts=_sum(earlier.counts, self.counts),
-            preemptions=_sum(earlier.preemptions, self.preemptions),
+            counts=sums(earlier.counts, self.counts),
+            preemptions=sums(earlier.preemptions, self.preemptions),
             steps=self.steps.after(earlier.steps),
             slices=self.slices.after(earlier.slices),
             classes={name: stats.after(earlier.classes[name]) for name, stats in self.classes.items()},
             num_restarts=earlier.num_restarts + self.num_restarts + 1,
-        )
-
-
-@dataclass(slots=True)
-class WorkBooks:
-    """Measured beside predicted, as it comes."""
-
-    last_ms: float = 0.0
-    last_predicted_ms: float = 0.0
-    total_ms: float = 0.0
-    total_predicted_ms: float = 0.0
-
-    def add(self, measured_ms: float, predicted_ms: float) -> None:
-        """Book one piece of work."""
-        self.last_ms, self.last_predicted_ms = measured_ms, predicted_ms
-        self.total_ms += measured_ms
-        self.total_predicted_ms += predicted_ms
-
-    def snapshot(self, relative_error: float, residual_ms: float) -> WorkStats:
-        """The books as they are now, with what the cost model says of its errors."""
-        return WorkStats(
-            self.last_ms,
-            self.last_predicted_ms,
-            self.total_ms,
-            self.total_predicted_ms,
-            relative_error,
-            residual_ms,
         )
 
 
@@ -328,7 +230,3 @@ class EngineMetrics:
         return {
             name: books.snapshot(num_running[name], num_waiting[name]) for name, books in self._books.items()
         }
-
-
-def _sum(earlier: Mapping[Key, int], later: Mapping[Key, int]) -> dict[Key, int]:
-    return {key: earlier.get(key, 0) + later.get(key, 0) for key in {**earlier, **later}}

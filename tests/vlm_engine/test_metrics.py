@@ -7,7 +7,8 @@ import pytest
 
 from tests.vlm_engine.test_engine import ask, drain, picture
 from vlm_engine import Engine, EngineConfig, EngineStats, HistogramSnapshot, wire
-from vlm_engine.metrics import REQUEST_BOUNDS, TOKEN_BOUNDS, Histogram
+from vlm_engine.books import Histogram
+from vlm_engine.metrics import REQUEST_BOUNDS, TOKEN_BOUNDS
 from vlm_engine.models import VisionLanguageModel, load_model
 
 
