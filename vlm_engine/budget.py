@@ -1,5 +1,6 @@
 """How much a step may do: counted in tokens, or in milliseconds of an operator's target."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -20,7 +21,7 @@ class StepBudget(Protocol):
     max_num_batched_tokens: int
     counts: Counter[str]
 
-    def begin(self, running: Items[Sequence], now: float) -> None:
+    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
         """Start a step at `now` (seconds on the scheduler's clock)."""
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
@@ -52,7 +53,7 @@ class StaticBudget:
         self.counts: Counter[str] = Counter()
         self._tokens = self._encoder_tokens = self._reserved = 0
 
-    def begin(self, running: Items[Sequence], now: float) -> None:
+    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
         """See `StepBudget`."""
         self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
         decodes = sum(s.is_decoding and not s.is_interactive for s in running)
@@ -99,8 +100,10 @@ class TimeBudget:
     """Milliseconds that fit between the last and the next token of the chats that run.
 
     A chat's next token is due one target after its last one, and token ``i`` not later than
-    ``first + i * target``. The step's allowance is the smallest slack of all chats less what
-    predictions err by. Without a chat, steps are as long as a chat that comes may wait.
+    ``first + i * target``; the first one `chat_ttft_ms` after the request. The step's allowance is
+    the smallest slack of the chats that decode, less what predictions err by; background work also
+    leaves time to those that wait for a first token. Without a chat, steps are as long as a chat
+    that comes may wait.
 
     Args:
         model: Predicts what a piece of work takes.
@@ -114,114 +117,161 @@ class TimeBudget:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.counts: Counter[str] = Counter()
         self.allowance_ms = 0.0
-        self._floor_due_s = 0.0
+        self.floor = Floor(targets.background_share)
         self._reset(0.0)
 
     def _reset(self, now: float) -> None:
         self._now = now
         self._steps, self._slices = StepWork(), SliceWork()
-        self._background_ms = 0.0
+        self._planned_ms = 0.0
         self._overruns: set[str] = set()
 
     @property
     def predicted_ms(self) -> float:
         """What the step planned so far will take."""
-        return self._predict(StepWork(), SliceWork())
+        return self._planned_ms
 
-    def begin(self, running: Items[Sequence], now: float) -> None:
+    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
         """See `StepBudget`."""
         self._reset(now)
-        chats = [s for s in running if s.is_interactive and s.num_output_tokens]
-        slack_ms = min((self._slack_ms(chat, now) for chat in chats), default=None)
-        if slack_ms is None:
-            self.allowance_ms = self.targets.chat_ttft_ms / 2
-        else:
-            self.allowance_ms = max(0.0, slack_ms - self.model.residual_ms)
+        decoding = [s for s in running if s.is_interactive and s.is_decoding]
+        starting = [s for s in (*running, *waiting) if s.is_interactive and not s.is_decoding]
+        self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
+        residual_ms = self.model.residual_ms
+        self.allowance_ms = self.targets.chat_ttft_ms / 2
+        if decoding:
+            self.allowance_ms = max(0.0, min(self._slack_ms(chat) for chat in decoding) - residual_ms)
+        # why: chats' own prompts are not held to this, else a late one could never start
+        slack_ms = min((self._slack_ms(chat) for chat in starting), default=math.inf) - residual_ms
+        self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))
         # invariant: decodes of chats are paid first, whatever stands before them in the order
-        for chat in chats:
-            if chat.is_decoding:
-                self._steps += _step_work(chat, 1)
+        for chat in decoding:
+            self._steps += _step_work(chat, 1)
+        self._planned_ms = self._predict(StepWork(), SliceWork())
 
-    def _slack_ms(self, chat: Sequence, now: float) -> float:
-        assert chat.first_token_s is not None, "decodes without a first token"
-        assert chat.last_token_s is not None, "decodes without a last token"
+    def _slack_ms(self, chat: Sequence) -> float:
+        """Milliseconds until the chat's next token is due."""
+        if chat.first_token_s is None or chat.last_token_s is None:
+            return self.targets.chat_ttft_ms - 1e3 * (self._now - chat.arrival_s)
         target_s = self.targets.chat_itl_ms / 1e3
         on_average = chat.first_token_s + chat.num_output_tokens * target_s
-        return 1e3 * (min(on_average, chat.last_token_s + target_s) - now)
+        return 1e3 * (min(on_average, chat.last_token_s + target_s) - self._now)
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `StepBudget`."""
         num_wanted = min(num_wanted, self.max_num_batched_tokens - self._steps.num_tokens)
         if sequence.is_decoding and sequence.is_interactive:
             return 1
-        fits = _largest(num_wanted, lambda n: self._fits(_step_work(sequence, n), SliceWork()))
+        allowance_ms = self._allowance_of(sequence)
+        fits = self._most_tokens(sequence, num_wanted, allowance_ms)
         if fits < min(num_wanted, MIN_CHUNK):
             least = CHAT_CHUNK if sequence.is_interactive else MIN_CHUNK
-            fits = min(num_wanted, least) if self._may_overrun(sequence) else 0
+            extra_ms = self._overrun_ms(sequence)
+            if extra_ms is None:
+                return 0
+            fits = max(min(num_wanted, least), self._most_tokens(sequence, num_wanted, extra_ms))
         return max(0, fits)
+
+    def _most_tokens(self, sequence: Sequence, num_wanted: int, limit_ms: float) -> int:
+        return _largest(num_wanted, lambda n: self._predict(_step_work(sequence, n), SliceWork()) <= limit_ms)
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""
-        left = image.slices[num_done:]
-        work, count = SliceWork(), 0
-        for part in left:
-            work += part
-            if not self._fits(StepWork(), work):
-                break
-            count += 1
-        return count or int(self._may_overrun(sequence))
+        count = self._most_slices(image, num_done, self._allowance_of(sequence))
+        if not count:
+            extra_ms = self._overrun_ms(sequence)
+            count = 0 if extra_ms is None else max(1, self._most_slices(image, num_done, extra_ms))
+        return count
 
-    def _fits(self, step: StepWork, slices: SliceWork) -> bool:
-        return self._predict(step, slices) <= self.allowance_ms
+    def _most_slices(self, image: Placeholder, num_done: int, limit_ms: float) -> int:
+        return _largest(
+            len(image.slices) - num_done,
+            lambda n: self._predict(StepWork(), image.work(num_done, num_done + n)) <= limit_ms,
+        )
+
+    def _allowance_of(self, sequence: Sequence) -> float:
+        return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms
 
     def _predict(self, step: StepWork, slices: SliceWork) -> float:
         steps, all_slices = self._steps + step, self._slices + slices
         step_ms = self.model.step_ms(steps) if steps.num_tokens else 0.0
         return step_ms + (self.model.slice_ms(all_slices) if all_slices.num_slices else 0.0)
 
-    def _may_overrun(self, sequence: Sequence) -> bool:
-        """Whether a least piece is given although it does not fit; at most one a class and step.
+    def _overrun_ms(self, sequence: Sequence) -> float | None:
+        """How long the step may get for a sequence that does not fit; None for not at all.
+
+        A least piece is given even over that; at most one a class and step.
 
         why: a step without anything else must do something; background work keeps its share under
-        any load; and a chat that waits for its first token is not held up for ever by chats that the
+        any load; and a chat that waits for its next token is not held up for ever by chats that the
         machine cannot serve in time anyway.
         """
         if not self._steps.num_tokens and not self._slices.num_slices:
-            return True
+            return 0.0
         if sequence.is_interactive:
-            waited_ms = 1e3 * (self._now - sequence.arrival_s)
-            is_due = sequence.first_token_s is None and waited_ms >= self.targets.chat_ttft_ms / 2
-            return is_due and self._open("chat")
-        return self._now >= self._floor_due_s and self._open("floor")
+            waited_since = sequence.arrival_s if sequence.last_token_s is None else sequence.last_token_s
+            is_due = 1e3 * (self._now - waited_since) >= self.targets.chat_ttft_ms / 2
+            return self._planned_ms if is_due and self._open("chat") else None
+        owed_ms = self.floor.owed_ms(self._now)
+        return self._planned_ms + owed_ms if owed_ms >= 0 and self._open("floor") else None
 
     def _open(self, kind: str) -> bool:
         """Take the step's one overrun of a kind."""
-        if kind in self._overruns:
-            return False
+        is_new = kind not in self._overruns
         self._overruns.add(kind)
-        self.counts[f"{kind}_overruns"] += 1
-        return True
+        return is_new
 
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
-        if sequence.is_decoding and sequence.is_interactive:
-            return
-        before = self.predicted_ms
-        self._steps += _step_work(sequence, num_tokens)
-        self._book(sequence, self.predicted_ms - before)
+        if not (sequence.is_decoding and sequence.is_interactive):
+            self._spend(sequence, _step_work(sequence, num_tokens), SliceWork())
 
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """See `StepBudget`."""
-        before = self.predicted_ms
-        self._slices = sum(image.slices[first:last], self._slices)
-        self._book(sequence, self.predicted_ms - before)
+        self._spend(sequence, StepWork(), image.work(first, last))
 
-    def _book(self, sequence: Sequence, cost_ms: float) -> None:
-        """Background work of c milliseconds buys the chats c / share without more of it."""
-        if sequence.is_interactive:
-            return
-        self._background_ms += cost_ms
-        self._floor_due_s = self._now + self._background_ms / 1e3 / self.targets.background_share
+    def _spend(self, sequence: Sequence, step: StepWork, slices: SliceWork) -> None:
+        before_ms = self._planned_ms
+        self._steps += step
+        self._slices += slices
+        self._planned_ms = self._predict(StepWork(), SliceWork())
+        kind = "chat" if sequence.is_interactive else "floor"
+        if kind in self._overruns and self._planned_ms > self.allowance_ms:
+            self.counts[f"{kind}_overruns"] += 1
+        if not sequence.is_interactive:
+            self.floor.pay(self._planned_ms - before_ms, self._now)
+
+
+class Floor:
+    """The share of the time that background work gets under any load of chats.
+
+    Work of c milliseconds pays for the next ``c / share``; work that waits and does not get its share
+    may then take more at once. Neither side saves up more than a `window`, and nothing is owed for
+    the time when no background work was there.
+
+    Args:
+        share: 0 to 1.
+        window_s: Seconds.
+    """
+
+    def __init__(self, share: float, window_s: float = 2.0) -> None:
+        self.share = share
+        self.window_s = window_s
+        self._paid_until_s = -math.inf
+
+    def begin(self, now: float, *, is_wanted: bool) -> None:
+        """Start a step at `now`; `is_wanted` says whether there is background work."""
+        if not is_wanted or math.isinf(self._paid_until_s):
+            self._paid_until_s = max(now, self._paid_until_s)
+
+    def owed_ms(self, now: float) -> float:
+        """Milliseconds of work that are due to background at `now`; at most 0 when it has its share."""
+        return 1e3 * self.share * min(now - self._paid_until_s, self.window_s)
+
+    def pay(self, cost_ms: float, now: float) -> None:
+        """Book background work that was planned."""
+        since = max(self._paid_until_s, now - self.window_s)
+        self._paid_until_s = min(since + cost_ms / 1e3 / self.share, now + self.window_s)
 
 
 def _step_work(sequence: Sequence, num_tokens: int) -> StepWork:

@@ -87,6 +87,15 @@ class SliceWork:
             self.num_pairs + other.num_pairs,
         )
 
+    def __sub__(self, other: "SliceWork") -> "SliceWork":
+        return SliceWork(
+            self.num_slices - other.num_slices,
+            self.num_edge_rows - other.num_edge_rows,
+            self.num_key_rows - other.num_key_rows,
+            self.num_rows - other.num_rows,
+            self.num_pairs - other.num_pairs,
+        )
+
 
 class LinearModel:
     """Non-negative linear prediction in milliseconds, learned online.

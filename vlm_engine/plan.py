@@ -45,7 +45,7 @@ class EncodeItem:
     @property
     def work(self) -> SliceWork:
         """What the cost model needs to know of it."""
-        return sum(self.image.slices[self.first : self.last], SliceWork())
+        return self.image.work(self.first, self.last)
 
     @property
     def is_whole(self) -> bool:
@@ -61,7 +61,7 @@ class StepPlan:
         chunks: At most one for each sequence.
         encodes: Encoder slices; the images that chunks read are encoded once these ran.
         evicted: Digests whose embeddings the runner frees before it encodes.
-        expired: Sequences that ended while waiting because their time had passed.
+        expired: Sequences that ended because their time had passed before they were encoded.
         stalled: Why running or waiting sequences got nothing, with counts.
     """
 

@@ -21,8 +21,8 @@ class GenerationRequest:
             {"type": "image", "image": PIL.Image}]}]``.
         sampling: How tokens are chosen and when to end.
         priority: Interactive work goes before background work and may preempt it.
-        expires_at: On the engine's clock, in seconds; a request that is still waiting then ends
-            with ``finish_reason="expired"`` and never runs.
+        expires_at: On the engine's clock, in seconds; a request that waits then, or whose images are
+            not encoded then, ends with ``finish_reason="expired"``.
     """
 
     request_id: str

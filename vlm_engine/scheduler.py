@@ -16,7 +16,7 @@ from vlm_engine.plan import Chunk, EncodeItem, StepPlan
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
 
-PATIENCE_S = 10.0
+PATIENCE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -133,42 +133,48 @@ class Scheduler:
                 sequence.first_step_s = now
 
     def _expire(self, now: float) -> list[Sequence]:
-        late = [s for s in self.waiting if s.request.expires_at is not None and s.request.expires_at <= now]
+        """End what is too old: all that waits, and all that runs but has not been encoded yet."""
+        late = [s for s in self.waiting if s.has_expired(now)]
+        late += [s for s in self.running if s.has_expired(now) and not self._is_encoded(s)]
         for sequence in late:
             self.finish(sequence, "expired")
         return late
 
+    def _is_encoded(self, sequence: Sequence) -> bool:
+        left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
+        return all(self.encoder_cache.is_ready(image.digest) for image in left)
+
     def _fill(self, draft: _Draft, now: float) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
         self._now = now
-        self.budget.begin(self.running, now)
+        self.budget.begin(self.running, self.waiting, now)
         for is_interactive in (True, False):
-            self._extend_all([s for s in self.running if s.is_interactive == is_interactive], draft)
-            self._admit_all([s for s in self.waiting if s.is_interactive == is_interactive], draft)
+            everyone = [s for s in (*self.running, *self.waiting) if s.is_interactive == is_interactive]
+            self._serve(sorted(everyone, key=self._turn), draft)
 
-    def _turn(self, sequence: Sequence) -> tuple[float, float]:
-        """Order within a class: background as it came; of chats the shorter prompt first.
+    def _turn(self, sequence: Sequence) -> tuple[bool, float, float]:
+        """Order within a class: decodes, then background as it came, of chats the shorter prompt.
 
         why: a line of text that waits behind a picture is late by the whole picture, the picture
-        behind the line hardly at all. Nobody is passed for ever: who waited long goes by age.
+        behind the line hardly at all, and this holds for a long prompt that runs already. Who waits
+        counts as ever shorter (highest response ratio next), so that nobody is passed for ever.
         """
-        if not sequence.is_interactive or self._now - sequence.arrival_s > PATIENCE_S:
-            return 0.0, sequence.arrival_s
-        return float(sequence.num_left), sequence.arrival_s
+        arrival_s = sequence.arrival_s
+        if sequence.is_decoding or not sequence.is_interactive:
+            return not sequence.is_decoding, 0.0, arrival_s
+        waited_s = max(0.0, self._now - arrival_s)
+        return True, sequence.num_left / (1.0 + waited_s / PATIENCE_S), arrival_s
 
-    def _extend_all(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
-        for sequence in sorted(sequences, key=lambda s: (not s.is_decoding, self._turn(s))):
+    def _serve(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
+        """Give each its part in order; who cannot start holds up only those that wait behind it."""
+        is_blocked = False
+        for sequence in sequences:
             if sequence.status is Status.RUNNING:
                 draft.stalled.update(self._extend(sequence, draft))
-
-    def _admit_all(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
-        for sequence in sorted(sequences, key=self._turn):
-            if sequence.request_id in draft.preempted:
-                continue
-            stalls = self._admit(sequence, draft)
-            if sequence.status is Status.WAITING:
+            elif not is_blocked and sequence.request_id not in draft.preempted:
+                stalls = self._admit(sequence, draft)
+                is_blocked = sequence.status is Status.WAITING
                 draft.stalled.update(stalls)
-                return
 
     def _extend(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
 
 from vlm_engine.cost_model import SliceWork
 from vlm_engine.request import FinishReason, GenerationRequest, Timings, Usage
@@ -24,6 +25,14 @@ class Placeholder:
     digest: bytes
     index: int = 0
     slices: tuple[SliceWork, ...] = (SliceWork(num_slices=1),)
+    _sums: tuple[SliceWork, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sums", tuple(accumulate(self.slices, initial=SliceWork())))
+
+    def work(self, first: int, last: int) -> SliceWork:
+        """The work of slices ``[first, last)`` together."""
+        return self._sums[last] - self._sums[first]
 
     @property
     def end(self) -> int:
@@ -103,6 +112,10 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the newest token is left to compute."""
         return self.num_left == 1 and self.num_output_tokens > 0
+
+    def has_expired(self, now: float) -> bool:
+        """Whether nobody wants it any more at `now` (seconds on the engine's clock)."""
+        return self.request.expires_at is not None and self.request.expires_at <= now
 
     def images_between(self, start: int, end: int) -> list[Placeholder]:
         """Images with at least one token in positions ``[start, end)``."""

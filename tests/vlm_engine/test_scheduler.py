@@ -3,6 +3,8 @@
 import pytest
 
 from tests.vlm_engine.builders import finish_step, image, make_scheduler, make_sequence, run
+from vlm_engine.plan import StepPlan
+from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Sequence, Status
 
 
@@ -31,11 +33,14 @@ def test_decodes_come_first_then_interactive_then_background_prefill() -> None:
     assert [(c.sequence, c.num_tokens) for c in plan.chunks] == [(chat, 1), (late, 6), (background, 9)]
 
 
-def test_a_short_chat_passes_a_long_one_that_has_not_waited_long() -> None:
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_short_chat_passes_a_long_one_but_not_for_ever(is_running: bool) -> None:
     for waited_s, first in ((1.0, "short"), (60.0, "long")):
         scheduler = make_scheduler(budget=8)
-        long, short = make_sequence(100, arrival_s=0.0), make_sequence(6, arrival_s=0.5)
+        long, short = make_sequence(100, arrival_s=0.0), make_sequence(6, arrival_s=waited_s)
         scheduler.add(long)
+        if is_running:
+            finish_step(scheduler, scheduler.plan(0.0))
         scheduler.add(short)
         (chunk, *_) = scheduler.plan(waited_s).chunks
         assert chunk.sequence is {"short": short, "long": long}[first]
@@ -208,6 +213,45 @@ def test_expired_and_cancelled_in_the_queue_never_run() -> None:
     assert late.finish_reason == "expired"
     assert late.first_step_s is None
     assert gone.first_step_s is None
+
+
+def test_expired_work_never_reaches_the_encoder() -> None:
+    """A frame that runs already, and one that was preempted, are as stale as one that waits."""
+    scheduler = make_scheduler(budget=8, num_blocks=24)
+    frame = make_sequence(60, images=(image(30, 20, "a"),), priority="background", expires_at=2.0)
+    scheduler.add(frame)
+    assert not finish_and_plan(scheduler, 0.0).encodes
+    plan = scheduler.plan(2.0)
+    assert (plan.expired, plan.encodes, frame.finish_reason) == ((frame,), (), "expired")
+    scheduler.check_integrity()
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+
+
+def test_a_frame_that_expires_after_its_encoding_is_finished() -> None:
+    scheduler = make_scheduler(budget=8)
+    frame = make_sequence(60, images=(image(2, 40, "a"),), priority="background", expires_at=2.0)
+    scheduler.add(frame)
+    assert finish_and_plan(scheduler, 0.0).encodes
+    run(scheduler)
+    assert frame.finish_reason == "length"
+
+
+def test_a_preempted_frame_expires_as_one_that_waits() -> None:
+    scheduler = make_scheduler(budget=32, num_blocks=16)
+    frame = make_sequence(50, images=(image(4, 40, "a"),), priority="background", expires_at=2.0)
+    scheduler.add(frame)
+    finish_and_plan(scheduler, 0.0)
+    chat = make_sequence(60)
+    scheduler.add(chat)
+    while not frame.num_preemptions:
+        finish_and_plan(scheduler, 1.0)
+    assert scheduler.plan(2.0).expired == (frame,)
+
+
+def finish_and_plan(scheduler: Scheduler, now: float) -> StepPlan:
+    plan = scheduler.plan(now)
+    finish_step(scheduler, plan)
+    return plan
 
 
 @pytest.mark.parametrize("steps", range(6))
