@@ -13,7 +13,7 @@ import uuid
 from appliance.board import BoardWriter
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
-from appliance.observing import camera_config, make_job, shrunk
+from appliance.observing import camera_config, make_job
 from appliance.processes import EXIT_UNUSABLE
 from appliance.reader import CameraReader, FrameRate
 from appliance.settings import Settings, SettingsError
@@ -23,6 +23,7 @@ from vision.annotate import encode_jpeg
 from vision.detector import Detector
 from vision.errors import SourceError, VisionError
 from vision.pipeline import FrameResult, Pipeline
+from vision.pixels import shrink
 from vision.sources import open_source
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class VisionWorker:
         now = time.monotonic()
         if now - camera.shown_at >= FRAME_EVERY_S:
             camera.shown_at = now
-            self._board.write_frame(camera.name, encode_jpeg(shrunk(frame.image, FRAME_SIDE), FRAME_QUALITY))
+            self._board.write_frame(camera.name, encode_jpeg(shrink(frame.image, FRAME_SIDE), FRAME_QUALITY))
         if result.observation is None:
             return
         job_id = f"{camera.name}-{self._run_id}-{camera.reader.num_openings}-{frame.index}"

@@ -2,9 +2,6 @@
 
 import time
 
-import cv2
-import numpy as np
-
 from appliance.jobs import DescribeJob, encode_job
 from appliance.prompts import DEFAULT_INSTRUCTION
 from appliance.settings import DEFAULT_LABELS, Settings
@@ -12,8 +9,9 @@ from queues.types import Job
 from vision.annotate import encode_jpeg
 from vision.detector import Detector
 from vision.pipeline import CameraConfig, Pipeline
+from vision.pixels import shrink
 from vision.trigger import TriggerConfig
-from vision.types import Image, Observation
+from vision.types import Observation
 
 JPEG_QUALITY = 92
 
@@ -63,18 +61,8 @@ def make_job(observation: Observation, settings: Settings, *, job_id: str, sourc
         width=frame.width,
         height=frame.height,
         prompt=settings.describe.prompt or DEFAULT_INSTRUCTION,
-        image=encode_jpeg(shrunk(frame.image, settings.picture_side), JPEG_QUALITY),
+        image=encode_jpeg(shrink(frame.image, settings.picture_side), JPEG_QUALITY),
     )
     now = time.time()
     expires_at = now + settings.describe.max_age_s if is_live else None
     return Job(job_id, frame.camera, encode_job(body), now, expires_at)
-
-
-def shrunk(image: Image, longest_side: int) -> Image:
-    """The picture with its longer side at most `longest_side` pixels, never enlarged."""
-    height, width = image.shape[:2]
-    factor = longest_side / max(height, width)
-    if factor >= 1:
-        return image
-    size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)

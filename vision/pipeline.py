@@ -5,9 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from vision.detector import Detector
 from vision.errors import UnknownClass
+from vision.filters import FilterConfig
+from vision.history import History, HistoryConfig
 from vision.tracker import LOW_SCORE, Tracker, TrackerKind
 from vision.trigger import Trigger, TriggerConfig
 from vision.types import Detections, Frame, Observation
+from vision.zones import Whereabouts
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,9 @@ class CameraConfig:
         name: the camera's name, as in `Frame.camera`.
         frame_rate: frames a second that are processed; None where it is not known.
         tracker: ``bytetrack`` or ``botsort``.
-        trigger: what is worth a description.
+        trigger: what is worth a description, in which zones and over which lines.
+        filters: which detections are believed.
+        history: how much is kept to show a track as it came.
         is_video: False for separate pictures: no tracking, no cooldown, each picture stands for itself.
     """
 
@@ -27,6 +32,8 @@ class CameraConfig:
     tracker: TrackerKind = "bytetrack"
     trigger: TriggerConfig = field(default_factory=TriggerConfig)
     is_video: bool = True
+    filters: FilterConfig = field(default_factory=FilterConfig)
+    history: HistoryConfig = field(default_factory=HistoryConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +44,13 @@ class FrameResult:
         frame: the frame.
         detections: its tracked detections.
         observation: set when it is to be described.
+        where: where each detection is.
     """
 
     frame: Frame
     detections: Detections
     observation: Observation | None
+    where: tuple[Whereabouts, ...] = ()
 
 
 class Pipeline:
@@ -83,6 +92,10 @@ class Pipeline:
             for frame, detections in zip(frames, found, strict=True)
         ]
 
+    def ask(self, camera: str) -> None:
+        """Have the camera's next frame described, whatever it shows; raises `KeyError` for an unknown one."""
+        self._cameras[camera].is_asked_for = True
+
     def reset(self, camera: str) -> None:
         """Forget what was seen by one camera: its stream was away, or another recording begins."""
         self._cameras[camera].reset()
@@ -97,22 +110,51 @@ class _Camera:
 
     def __init__(self, config: CameraConfig, new_track_score: float) -> None:
         self._is_video = config.is_video
-        self._tracker = Tracker(config.tracker, config.frame_rate or 10.0, new_track_score)
-        trigger = config.trigger if config.is_video else replace(config.trigger, cooldown_s=0.0, min_hits=1)
-        self.trigger = Trigger(trigger)
+        self._filters = config.filters
+        self._tracker = Tracker(
+            config.tracker, config.frame_rate or 10.0, new_track_score, config.filters.new_track_scores
+        )
+        self._history = History(config.history)
+        self.trigger = Trigger(config.trigger if config.is_video else _for_pictures(config.trigger))
+        self.is_asked_for = False
 
     def process(self, frame: Frame, detections: Detections) -> FrameResult:
         if not self._is_video:
             self.reset()
-        tracked = self._tracker.update(detections, frame.image)
-        return FrameResult(frame, tracked, self.trigger.update(frame, tracked))
+        tracked = self._tracker.update(self._filters.apply(detections, frame.image), frame.image)
+        observation = self.trigger.update(frame, tracked, is_asked_for=self.is_asked_for)
+        if observation is not None:
+            self.is_asked_for = False
+            observation = replace(observation, earlier=self._history.of_track(observation.track_id))
+        self._history.keep(frame, tracked)
+        return FrameResult(frame, tracked, observation, tuple(self.trigger.where))
 
     def reset(self) -> None:
         self._tracker.reset()
+        self._history.clear()
         self.trigger.reset()
+
+
+def _for_pictures(trigger: TriggerConfig) -> TriggerConfig:
+    """The same for pictures that do not follow each other: nothing that takes time."""
+    return replace(
+        trigger,
+        cooldown_s=0.0,
+        camera_cooldown_s=0.0,
+        track_cooldown_s=0.0,
+        min_hits=1,
+        zones=tuple(replace(zone, inertia=1, loitering_s=0.0) for zone in trigger.zones),
+        dwell_s=None,
+        period_s=None,
+        similarity=None,
+    )
 
 
 def _check_labels(config: CameraConfig, detector: Detector) -> None:
     given = detector.config.classes or tuple(detector.names.values())
-    if unknown := [label for label in config.trigger.labels if label not in given]:
+    trigger, filters = config.trigger, config.filters
+    wanted = [*trigger.labels, *filters.track, *filters.filters, *trigger.thresholds]
+    wanted += [label for zone in trigger.zones for label in zone.labels]
+    wanted += [label for line in trigger.lines for label in line.labels]
+    if unknown := [label for label in dict.fromkeys(wanted) if label not in given]:
         raise UnknownClass(unknown, given, f"the detector (for camera {config.name!r})")

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -84,3 +85,13 @@ def rotate_clockwise(image: Image, degrees: float) -> Image:
     """Turn a picture ``[H, W, 3]`` by the nearest quarter turns."""
     turns = round(degrees / 90) % 4
     return np.ascontiguousarray(np.rot90(image, -turns)) if turns else image
+
+
+def shrink(image: Image, longest_side: int) -> Image:
+    """Return a picture with its longer side at most ``longest_side`` pixels; it is never enlarged."""
+    height, width = image.shape[:2]
+    factor = longest_side / max(height, width)
+    if factor >= 1:
+        return image
+    size = (max(1, round(width * factor)), max(1, round(height * factor)))
+    return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)

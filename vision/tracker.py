@@ -1,6 +1,7 @@
 """Which box of this frame is which of the last: the tracks of one camera, by ultralytics' trackers."""
 
 import itertools
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -32,14 +33,21 @@ class Tracker:
         kind: ``bytetrack`` (motion only), or ``botsort`` (also follows the camera's own movement; slower).
         frame_rate: frames a second that `update` is called with.
         new_track_score: lowest score of a detection that starts a track.
+        new_track_scores: the same by class name, where it differs.
     """
 
     def __init__(
-        self, kind: TrackerKind = "bytetrack", frame_rate: float = 10.0, new_track_score: float = 0.25
+        self,
+        kind: TrackerKind = "bytetrack",
+        frame_rate: float = 10.0,
+        new_track_score: float = 0.25,
+        new_track_scores: Mapping[str, float] | None = None,
     ) -> None:
         import_ultralytics()
         self._kind = kind
-        self._settings = _settings(frame_rate, new_track_score)
+        self._frame_rate = frame_rate
+        self._new_track_score = new_track_score
+        self._new_track_scores = dict(new_track_scores or {})
         self._motion = _CameraMotion() if kind == "botsort" else None
         self._new_ids = itertools.count(1)
         self._by_class: dict[int, Any] = {}
@@ -83,16 +91,18 @@ class Tracker:
 
     def _update_class(self, class_id: int, detections: Detections, image: Image) -> None:
         if class_id not in self._by_class:
-            self._by_class[class_id] = self._build(detections)
+            self._by_class[class_id] = self._build(class_id, detections)
         rows = np.flatnonzero(detections.class_ids == class_id)
         tracker = self._by_class[class_id]
         tracker.update(_as_boxes(detections[rows], image.shape), image)
         tracker.rows = rows
 
-    def _build(self, detections: Detections) -> Any:
+    def _build(self, class_id: int, detections: Detections) -> Any:
         from ultralytics.trackers import BOTSORT, BYTETracker
 
-        tracker = {"bytetrack": BYTETracker, "botsort": BOTSORT}[self._kind](self._settings)
+        score = self._new_track_scores.get(detections.names[class_id], self._new_track_score)
+        kind = {"bytetrack": BYTETracker, "botsort": BOTSORT}[self._kind]
+        tracker = kind(_settings(self._frame_rate, score))
         if self._motion:
             tracker.gmc = self._motion
         if self._shape is not None:

@@ -1,32 +1,50 @@
-"""Which frame is worth a description: one for each visit of a wanted object."""
+"""Which frame is worth a description, and why."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.boxes import Box, covered, is_near, overlap
+from vision.near_duplicates import Shown
+from vision.polygons import Polygon, any_contains
 from vision.types import Detections, Frame, Observation
+from vision.visits import NEW_TRACK, Visit, Visits, track_ids
+from vision.zones import LineConfig, Places, Whereabouts, ZoneConfig
 
-_PART_OF_ANOTHER = 0.8
-# invariant: longer than a tracker keeps a lost track, else its return would be a new visit
-_MEMORY_S = 30.0
+SCENE = "scene"
+"""The label of an observation that is of no track."""
 
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """When a new track is worth a description.
+    """When a frame is worth a description.
 
     Attributes:
         labels: wanted class names; empty for every class.
         cooldown_s: after a description, seconds of video without another one of the same class. Who comes
             meanwhile and is still there at the end of it is described then.
+        camera_cooldown_s: likewise, without another one of any class.
+        track_cooldown_s: likewise, without another one of the same track.
         min_score: lowest score of the detection, 0 to 1.
         min_area: lowest area of its box, as a fraction of the frame.
         min_hits: frames that the track must have been seen in.
         reacquire_s: a track that starts within this many seconds near the place where a described one of its
             class was lost is the same visit.
+        thresholds: class name → lowest median of a track's last ten scores.
+        motion_masks: who was never seen outside of these areas is no reason for a description.
+        zones: areas that are noticed.
+        lines: lines that are noticed.
+        new_track: describe each visit.
+        zone_entry: describe who comes into one of these zones.
+        dwell_s: describe who stays in view for so many seconds; None for nobody.
+        dwell_zones: count the stay in one of these zones instead.
+        line_crossing: describe who steps over one of these lines.
+        period_s: describe the scene when nothing was described for so many seconds; None for never.
+        required_zones: only who has been in one of these zones is a reason; empty for everybody.
+        similarity: leave out a frame that shows what was described last: no wanted box has changed, and the
+            pictures agree to this degree (1: the same); None leaves nothing out.
     """
 
     labels: tuple[str, ...] = ()
@@ -35,19 +53,20 @@ class TriggerConfig:
     min_area: float = 0.002
     min_hits: int = 3
     reacquire_s: float = 5.0
-
-
-@dataclass(slots=True)
-class _Visit:
-    """What is remembered of a track."""
-
-    label: str
-    box: Box
-    seen_s: float
-    hits: int = 0
-    is_described: bool = False
-    host: "_Visit | None" = None
-    held_back: set[str] = field(default_factory=set)
+    camera_cooldown_s: float = 0.0
+    track_cooldown_s: float = 0.0
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    motion_masks: tuple[Polygon, ...] = ()
+    zones: tuple[ZoneConfig, ...] = ()
+    lines: tuple[LineConfig, ...] = ()
+    new_track: bool = True
+    zone_entry: tuple[str, ...] = ()
+    dwell_s: float | None = None
+    dwell_zones: tuple[str, ...] = ()
+    line_crossing: tuple[str, ...] = ()
+    period_s: float | None = None
+    required_zones: tuple[str, ...] = ()
+    similarity: float | None = None
 
 
 class Trigger:
@@ -59,30 +78,48 @@ class Trigger:
 
     Attributes:
         num_held_back: tracks that gave no observation (yet), by reason: ``cooldown``, ``part_of_another``
-            (its box lies within that of a described one), ``reacquired`` (it goes on with a described visit).
+            (its box lies within that of a described one), ``reacquired`` (it goes on with a described visit),
+            ``threshold``, ``motion_mask``; and frames left out as ``near_duplicate``.
+        where: of the newest frame, where each detection is.
     """
 
     def __init__(self, config: TriggerConfig) -> None:
         self.config = config
         self.num_held_back: Counter[str] = Counter()
-        self._visits: dict[int, _Visit] = {}
-        self._described_s: dict[str, float] = {}
+        self.where: list[Whereabouts] = []
+        self._places = Places(config.zones, config.lines)
+        self._visits = Visits(config.reacquire_s, self.num_held_back)
         self._now_s = 0.0
+        self._forget_times()
 
-    def update(self, frame: Frame, detections: Detections) -> Observation | None:
-        """Take the next frame, with tracked detections, and tell whether it is to be described, and why."""
+    def update(
+        self, frame: Frame, detections: Detections, *, is_asked_for: bool = False
+    ) -> Observation | None:
+        """Take the next frame, with tracked detections, and tell whether it is to be described, and why.
+
+        One that `is_asked_for` is, whatever it shows.
+        """
+        track_ids(detections)
         if frame.time_s < self._now_s:
             self.reset()
         self._now_s = frame.time_s
-        visits = self._see(detections)
+        self.where = self._places.update(frame, detections)
+        visits = self._visits.see(self._now_s, detections, self.where)
         is_fit = self._fit(frame, detections)
-        due = [row for row in np.flatnonzero(is_fit).tolist() if self._is_due(visits[row])]
-        if not due:
+        rows = np.flatnonzero(is_fit).tolist()
+        reasons = {row: reason for row in rows if (reason := self._reason_for(visits[row]))}
+        why = "on_demand" if is_asked_for else self._period_is_over() if not reasons else None
+        if not reasons and not why:
             return None
-        self._describe([visits[row] for row in np.flatnonzero(is_fit)])
-        track_ids = _ids(detections)
-        best = max(due, key=lambda row: float(detections.scores[row]))
-        return Observation(frame, detections, int(track_ids[best]), visits[best].label)
+        scores = detections.scores
+        chosen = max(list(reasons) or rows, key=lambda row: float(scores[row]), default=-1)
+        is_duplicate = self._is_duplicate(frame, detections[is_fit]) and not is_asked_for
+        self._describe([visits[row] for row in rows])
+        if is_duplicate:
+            self.num_held_back["near_duplicate"] += 1
+            return None
+        reason = why or reasons[chosen]
+        return self._observe(frame, detections, visits, chosen, reason)
 
     @property
     def num_visits(self) -> int:
@@ -92,50 +129,15 @@ class Trigger:
     def reset(self) -> None:
         """Forget all visits: for a new recording. The counts stay."""
         self._visits.clear()
-        self._described_s.clear()
+        self._places.reset()
+        self._forget_times()
         self._now_s = 0.0
 
-    def _see(self, detections: Detections) -> list[_Visit]:
-        ids = _ids(detections).tolist()
-        visits = []
-        for track_id, label, box in zip(ids, detections.labels, detections.boxes, strict=True):
-            visit = self._visits.get(track_id) or self._arrive(label, box, in_view=ids)
-            self._visits[track_id] = visit
-            visit.label, visit.box, visit.seen_s, visit.hits = label, box, self._now_s, visit.hits + 1
-            visits.append(visit)
-        for visit in visits:
-            if not visit.is_described:
-                self._join_host(visit, visits)
-        self._forget()
-        return visits
-
-    def _arrive(self, label: str, box: Box, in_view: list[int]) -> _Visit:
-        visit = _Visit(label, box, self._now_s)
-        for track_id, lost in self._visits.items():
-            is_recent = self._now_s - lost.seen_s <= self.config.reacquire_s and track_id not in in_view
-            if is_recent and lost.is_described and lost.label == label and is_near(box, lost.box):
-                # invariant: a lost visit is taken up by one track at most
-                del self._visits[track_id]
-                return self._take_up(visit)
-        return visit
-
-    def _join_host(self, visit: _Visit, visits: list[_Visit]) -> None:
-        host = visit.host
-        if host and host.seen_s < self._now_s:
-            # why: when two tracks lie on one object, either of them may be the one that goes on
-            self._take_up(visit)
-        else:
-            visit.host = next((v for v in visits if v.is_described and _is_part(visit, v)), None)
-
-    def _take_up(self, visit: _Visit) -> _Visit:
-        visit.is_described, visit.host = True, None
-        self.num_held_back["reacquired"] += 1
-        return visit
-
-    def _forget(self) -> None:
-        oldest = self._now_s - max(self.config.reacquire_s, _MEMORY_S)
-        for track_id in [i for i, visit in self._visits.items() if visit.seen_s < oldest]:
-            del self._visits[track_id]
+    def _forget_times(self) -> None:
+        self._described_s: dict[str, float] = {}
+        self._last_s: float | None = None
+        self._began_s: float | None = None
+        self._shown: Shown | None = None
 
     def _fit(self, frame: Frame, detections: Detections) -> NDArray[np.bool_]:
         config = self.config
@@ -143,36 +145,96 @@ class Trigger:
         is_big = detections.areas >= config.min_area * frame.width * frame.height
         return np.asarray(is_wanted, np.bool_) & is_big & (detections.scores >= config.min_score)
 
-    def _is_due(self, visit: _Visit) -> bool:
-        if visit.is_described or visit.hits < self.config.min_hits:
-            return False
-        if visit.host:
-            return self._hold_back(visit, "part_of_another")
-        described_s = self._described_s.get(visit.label)
-        if described_s is not None and self._now_s - described_s < self.config.cooldown_s:
-            return self._hold_back(visit, "cooldown")
-        return True
+    def _reason_for(self, visit: Visit) -> str | None:
+        """Why a visit is to be described now, None if it is not."""
+        self._see_motion(visit)
+        if visit.hits < self.config.min_hits:
+            return None
+        reasons = self._reasons(visit)
+        if not reasons or (obstacle := self._obstacle(visit)) is None:
+            return next(iter(reasons), None)
+        self.num_held_back[obstacle] += obstacle not in visit.held_back
+        visit.held_back.add(obstacle)
+        return None
 
-    def _hold_back(self, visit: _Visit, reason: str) -> bool:
-        self.num_held_back[reason] += reason not in visit.held_back
-        visit.held_back.add(reason)
+    def _reasons(self, visit: Visit) -> list[str]:
+        """What a visit was not described for yet, the most special reason first."""
+        config, where = self.config, visit.where
+        if not self._is_admitted(visit):
+            return []
+        crossed = [
+            f"line_crossing:{name}:{side}" for name, side in where.crossed if name in config.line_crossing
+        ]
+        entered = [f"zone_entry:{name}" for name in where.zones if name in config.zone_entry]
+        reasons = [*crossed, *entered, *self._dwells(visit), *([NEW_TRACK] if config.new_track else [])]
+        return [reason for reason in reasons if reason not in visit.described]
+
+    def _dwells(self, visit: Visit) -> list[str]:
+        dwell_s, stays_s = self.config.dwell_s, visit.where.stays_s
+        if dwell_s is None:
+            return []
+        if self.config.dwell_zones:
+            return [f"dwell:{name}" for name in self.config.dwell_zones if stays_s.get(name, -1.0) >= dwell_s]
+        return ["dwell"] if self._now_s - visit.began_s >= dwell_s else []
+
+    def _is_admitted(self, visit: Visit) -> bool:
+        required = self.config.required_zones
+        return not required or any(name in required for name in visit.where.entered)
+
+    def _see_motion(self, visit: Visit) -> None:
+        if not visit.has_moved_out:
+            masked = any_contains(self.config.motion_masks, np.array([visit.where.foot]))
+            visit.has_moved_out = not masked[0]
+
+    def _obstacle(self, visit: Visit) -> str | None:
+        if visit.host:
+            return "part_of_another"
+        if not visit.has_moved_out:
+            return "motion_mask"
+        if visit.usual_score < self.config.thresholds.get(visit.label, 0.0):
+            return "threshold"
+        return "cooldown" if self._is_cooling_down(visit) else None
+
+    def _is_cooling_down(self, visit: Visit) -> bool:
+        config = self.config
+        last = (
+            (self._described_s.get(visit.label), config.cooldown_s),
+            (self._last_s, config.camera_cooldown_s),
+            (visit.described_s, config.track_cooldown_s),
+        )
+        return any(time_s is not None and self._now_s - time_s < pause_s for time_s, pause_s in last)
+
+    def _period_is_over(self) -> str | None:
+        self._began_s = self._now_s if self._began_s is None else self._began_s
+        since_s = self._began_s if self._last_s is None else self._last_s
+        period_s = self.config.period_s
+        return "periodic" if period_s is not None and self._now_s - since_s >= period_s else None
+
+    def _is_duplicate(self, frame: Frame, wanted: Detections) -> bool:
+        if self.config.similarity is None:
+            return False
+        now, last = Shown.of(frame.image, wanted), self._shown
+        if last is not None and now.is_like(last, self.config.similarity):
+            return True
+        self._shown = now
         return False
 
-    def _describe(self, visits: list[_Visit]) -> None:
+    def _describe(self, visits: list[Visit]) -> None:
+        self._last_s = self._now_s
         for visit in visits:
-            if not visit.is_described:
-                visit.is_described, visit.host = True, None
+            seen = {*self._reasons(visit), *([NEW_TRACK] if self._is_admitted(visit) else [])}
+            if seen - visit.described:
+                visit.described |= seen
+                visit.host, visit.described_s = None, self._now_s
                 self._described_s[visit.label] = self._now_s
 
-
-def _is_part(visit: _Visit, host: _Visit) -> bool:
-    """Whether a box lies within another of its class, or on one of any class."""
-    if visit.label == host.label:
-        return covered(visit.box, host.box) > _PART_OF_ANOTHER
-    return overlap(visit.box, host.box) > _PART_OF_ANOTHER
-
-
-def _ids(detections: Detections) -> NDArray[np.int64]:
-    if detections.track_ids is None:
-        raise ValueError("a trigger needs tracked detections: call Tracker.update first")
-    return detections.track_ids
+    def _observe(
+        self, frame: Frame, detections: Detections, visits: list[Visit], row: int, reason: str
+    ) -> Observation:
+        zones_by_row = tuple(where.zones for where in self.where)
+        if row < 0:
+            return Observation(frame, detections, 0, SCENE, reason, zones_by_row=zones_by_row)
+        track_id, visit = int(track_ids(detections)[row]), visits[row]
+        return Observation(
+            frame, detections, track_id, visit.label, reason, visit.where.entered, zones_by_row
+        )

@@ -116,15 +116,27 @@ class Detections:
 
 
 @dataclass(frozen=True, slots=True)
+class Sighting:
+    """A frame from before, kept with what was tracked in it."""
+
+    frame: Frame
+    detections: Detections
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """A frame that is worth a description.
 
     Attributes:
         frame: the frame.
         detections: everything in view of it, tracked.
-        track_id: the track that made it worth one.
-        label: that track's class name.
-        reason: why, for now always ``"new_track"``.
+        track_id: the track that made it worth one; 0 when none did.
+        label: that track's class name, ``"scene"`` when there is none.
+        reason: why: ``new_track``, ``zone_entry:ZONE``, ``dwell`` or ``dwell:ZONE``,
+            ``line_crossing:LINE:SIDE``, ``periodic``, ``on_demand``.
+        zones: those that the track has been in.
+        zones_by_row: those that each detection is in.
+        earlier: frames of the track from before, oldest first.
     """
 
     frame: Frame
@@ -132,3 +144,6 @@ class Observation:
     track_id: int
     label: str
     reason: str = "new_track"
+    zones: tuple[str, ...] = ()
+    zones_by_row: tuple[tuple[str, ...], ...] = ()
+    earlier: tuple[Sighting, ...] = ()

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from appliance.jobs import decode_job
-from appliance.observing import make_job, shrunk, wanted_labels
+from appliance.observing import make_job, wanted_labels
 from appliance.settings import Settings, load_settings
 from vision.detector import Detector
 from vision.types import Detections, Frame, Observation
@@ -53,22 +53,6 @@ def test_only_a_live_frame_is_too_old_at_some_time(is_live):
     assert job.key == "front"
     if job.expires_at:
         assert job.expires_at - job.created_at == pytest.approx(5)
-
-
-@pytest.mark.parametrize(
-    ("size", "longest", "expected"),
-    [
-        ((640, 360), 320, (320, 180)),
-        ((360, 640), 320, (180, 320)),
-        ((200, 100), 320, (200, 100)),
-        ((5000, 3), 500, (500, 1)),
-    ],
-)
-def test_pictures_are_made_smaller_never_larger(size, longest, expected):
-    """V12: any shape keeps its own, within a pixel."""
-    width, height = size
-
-    assert shrunk(np.zeros((height, width, 3), np.uint8), longest).shape == (*expected[::-1], 3)
 
 
 def test_without_a_wish_the_usual_classes_are_wanted():

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vision.errors import FrameRejected
-from vision.pixels import apply_display_matrix, rotate_clockwise, to_bgr8
+from vision.pixels import apply_display_matrix, rotate_clockwise, shrink, to_bgr8
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,19 @@ def test_turning_by_degrees() -> None:
     assert np.array_equal(rotate_clockwise(image, -90)[0, 0], image[0, 5])
     assert rotate_clockwise(image, 0) is image
     assert rotate_clockwise(image, 360) is image
+
+
+@pytest.mark.parametrize(
+    ("size", "longest", "expected"),
+    [
+        ((640, 360), 320, (320, 180)),
+        ((360, 640), 320, (180, 320)),
+        ((200, 100), 320, (200, 100)),
+        ((5000, 3), 500, (500, 1)),
+    ],
+)
+def test_pictures_are_made_smaller_never_larger(size, longest, expected):
+    """V12: any shape keeps its own, within a pixel."""
+    width, height = size
+
+    assert shrink(np.zeros((height, width, 3), np.uint8), longest).shape == (*expected[::-1], 3)
