@@ -37,16 +37,20 @@ class BlockPool:
     """Reference counts and content hashes of a fixed number of KV blocks.
 
     A block that nobody holds keeps its hash until it is handed out again, so a finished request's
-    prefix stays usable; the block that was released longest ago is handed out first.
+    prefix stays usable; the block that was released longest ago is handed out first, and blocks
+    that were released to be kept after all others.
 
     Args:
         num_blocks: Blocks in the cache.
         block_size: Tokens a block.
+        num_kept: Most free blocks that are kept.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_kept: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_kept = num_kept
+        self._kept: OrderedDict[int, None] = OrderedDict()
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
@@ -55,7 +59,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody holds."""
-        return len(self._free)
+        return len(self._free) + len(self._kept)
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +84,7 @@ class BlockPool:
         """Add one holder to blocks that were found."""
         for block_id in block_ids:
             self._free.pop(block_id, None)
+            self._kept.pop(block_id, None)
             self._ref_counts[block_id] += 1
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -88,12 +93,12 @@ class BlockPool:
         Raises:
             NoFreeBlocks: Fewer are free; nothing was taken.
         """
-        if num_blocks > len(self._free):
-            raise NoFreeBlocks(f"{num_blocks} blocks wanted, {len(self._free)} free")
+        if num_blocks > self.num_free:
+            raise NoFreeBlocks(f"{num_blocks} blocks wanted, {self.num_free} free")
         return [self._take() for _ in range(num_blocks)]
 
     def _take(self) -> int:
-        block_id, _ = self._free.popitem(last=False)
+        block_id, _ = (self._free or self._kept).popitem(last=False)
         self._forget(block_id)
         self._ref_counts[block_id] = 1
         return block_id
@@ -112,13 +117,21 @@ class BlockPool:
         if self._by_hash.setdefault(value, block_id) == block_id:
             self._hashes[block_id] = value
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Give up one hold on each block; the end of a sequence is reused before its start."""
+    def release(self, block_ids: Sequence[int], *, keep: bool = False) -> None:
+        """Give up one hold on each block; the end of a sequence is reused before its start.
+
+        Args:
+            block_ids: From the start of the sequence on.
+            keep: Hand those that can be found again out last.
+        """
         for block_id in reversed(block_ids):
             self._ref_counts[block_id] -= 1
             assert self._ref_counts[block_id] >= 0, f"block {block_id} released more often than held"
             if not self._ref_counts[block_id]:
-                self._free[block_id] = None
+                is_kept = keep and self._hashes[block_id] is not None
+                (self._kept if is_kept else self._free)[block_id] = None
+        while len(self._kept) > self.num_kept:
+            self._free[self._kept.popitem(last=False)[0]] = None
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Make blocks unfindable, because what they hold cannot be trusted."""
@@ -140,9 +153,9 @@ class BlockPool:
             for block_id in block_ids:
                 counts[block_id] += 1
         assert counts == self._ref_counts, "reference counts differ from what the sequences hold"
-        assert set(self._free) == {b for b, n in enumerate(counts) if not n}, (
-            "free list differs from the counts"
-        )
+        free = {b for b, n in enumerate(counts) if not n}
+        assert self._free.keys() | self._kept.keys() == free, "free list differs from the counts"
+        assert len(self._kept) <= self.num_kept, "more blocks kept than may be"
         assert all(self._hashes[b] == h for h, b in self._by_hash.items()), (
             "hash index differs from the blocks"
         )

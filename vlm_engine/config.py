@@ -20,6 +20,9 @@ class EngineConfig:
         kv_cache_tokens: Size of the KV cache in tokens; None takes a share of the free memory, at
             most what ``max_num_seqs`` sequences of ``max_model_len`` need.
         kv_cache_memory: That share, 0 to 1.
+        chat_kv_reserve: Share of the KV cache that background work leaves to chats, for those that come
+            and for what chats may want to find again; 0 for none. A background request that is larger
+            than what is left may still go into it, until a chat needs it.
         max_num_seqs: Sequences that run at once.
         max_num_batched_tokens: Most tokens a step computes, and so the largest prefill chunk.
         scheduler: ``latency`` fills steps by milliseconds so that chats keep their targets;
@@ -42,6 +45,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_tokens: int | None = None
     kv_cache_memory: float = 0.3
+    chat_kv_reserve: float = 0.2
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     scheduler: SchedulerKind = "latency"
@@ -65,6 +69,8 @@ class EngineConfig:
         for name in ("kv_cache_memory", "background_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}: must be above 0 and at most 1, not {getattr(self, name)}")
+        if not 0 <= self.chat_kv_reserve < 1:
+            raise ValueError(f"chat_kv_reserve: must be at least 0 and below 1, not {self.chat_kv_reserve}")
         for name, choices in (("dtype", get_args(DType)), ("scheduler", get_args(SchedulerKind))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(self, name)}")

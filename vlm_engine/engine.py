@@ -66,6 +66,7 @@ class Engine:
             EncoderCache(config.encoder_cache_tokens),
             self._make_budget(),
             max_num_seqs=config.max_num_seqs,
+            num_chat_blocks=int(config.chat_kv_reserve * pool.num_blocks),
             enable_prefix_caching=config.enable_prefix_caching,
         )
         spec = self.model.spec

@@ -38,6 +38,7 @@ class Scheduler:
         encoder_cache: Encoded images.
         budget: How much fits into a step.
         max_num_seqs: Sequences that run at once.
+        num_chat_blocks: KV blocks that background work leaves to chats, running and kept.
         enable_prefix_caching: Start sequences on blocks that hold the same content already.
     """
 
@@ -48,12 +49,15 @@ class Scheduler:
         budget: StepBudget,
         *,
         max_num_seqs: int = 16,
+        num_chat_blocks: int = 0,
         enable_prefix_caching: bool = True,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
         self.budget = budget
         self.max_num_seqs = max_num_seqs
+        self.num_chat_blocks = num_chat_blocks
+        pool.num_kept = num_chat_blocks
         self.enable_prefix_caching = enable_prefix_caching
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -195,7 +199,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Start a waiting sequence on its cached prefix; returns why it cannot start, if so."""
-        if len(self.running) >= self.max_num_seqs and not self._victims(sequence, draft):
+        is_full = len(self.running) >= self.max_num_seqs and not self._victims(sequence, draft)
+        if is_full or (sequence.is_interactive and not self._has_chat_slot()):
             return ["slots"]
         self._hold_prefix(sequence)
         stalls = self._extend(sequence, draft)
@@ -208,6 +213,12 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return []
+
+    def _has_chat_slot(self) -> bool:
+        """Whether one more chat may run: all but one slot, that background work moves as well."""
+        is_wanted = any(not s.is_interactive for s in (*self.running, *self.waiting))
+        num_kept = int(is_wanted and self.max_num_seqs > 1)
+        return sum(s.is_interactive for s in self.running) < self.max_num_seqs - num_kept
 
     def _hold_prefix(self, sequence: Sequence) -> None:
         # invariant: at least the newest token is computed, since its logits are wanted
@@ -272,15 +283,29 @@ class Scheduler:
     def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
         """Hold blocks for the first `num_tokens` positions, by preemption if need be."""
         num_missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
-        victims = self._victims(sequence, draft) if num_missing > self.pool.num_free else []
+        if num_missing <= 0:
+            return True
+        num_needed = num_missing + self._num_withheld(sequence, num_missing)
+        victims = self._victims(sequence, draft) if num_needed > self.pool.num_free else []
         reclaimable = sum(self.pool.num_exclusive(victim.block_ids) for victim in victims)
-        if num_missing > self.pool.num_free + reclaimable:
+        if num_needed > self.pool.num_free + reclaimable:
             return False
-        while num_missing > self.pool.num_free:
+        while num_needed > self.pool.num_free:
             self._preempt(victims.pop(), draft, "memory")
-        if num_missing > 0:
-            sequence.block_ids += self.pool.allocate(num_missing)
+        sequence.block_ids += self.pool.allocate(num_missing)
         return True
+
+    def _num_withheld(self, sequence: Sequence, num_missing: int) -> int:
+        """Free blocks that `sequence` must leave to chats: the reserve without what they hold.
+
+        why: a background request that is larger than all that the reserve leaves could never run;
+        it may take from the reserve, since a chat that needs blocks preempts it.
+        """
+        largest = self.pool.num_blocks - self.num_chat_blocks
+        if sequence.is_interactive or len(sequence.block_ids) + num_missing > largest:
+            return 0
+        held = sum(len(other.block_ids) for other in self.running if other.is_interactive)
+        return max(0, self.num_chat_blocks - held)
 
     def _victims(self, sequence: Sequence, draft: _Draft) -> list[Sequence]:
         """Running sequences that may be preempted for `sequence`, the last one first.
@@ -315,7 +340,7 @@ class Scheduler:
         self.preemptions[reason] += 1
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_ids)
+        self.pool.release(sequence.block_ids, keep=sequence.is_interactive)
         sequence.block_ids = []
         sequence.num_computed_tokens = sequence.num_published = 0
         for image in sequence.placeholders:

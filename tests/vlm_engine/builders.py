@@ -51,10 +51,13 @@ def make_scheduler(
     encoder_tokens: int = 200,
     budget: int = 32,
     max_num_seqs: int = 8,
+    num_chat_blocks: int = 0,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_size)
     cache = EncoderCache(encoder_tokens)
-    return Scheduler(pool, cache, StaticBudget(budget), max_num_seqs=max_num_seqs)
+    return Scheduler(
+        pool, cache, StaticBudget(budget), max_num_seqs=max_num_seqs, num_chat_blocks=num_chat_blocks
+    )
 
 
 def finish_step(scheduler: Scheduler, plan: StepPlan) -> list[Sequence]:

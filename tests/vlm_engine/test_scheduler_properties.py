@@ -55,6 +55,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan, encoded: set[bytes], budget
     encoder_tokens=st.integers(20, 64),
     max_num_seqs=st.integers(1, 5),
     cancels=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), max_size=3),
+    num_chat_blocks=st.sampled_from([0, 4, 12, 23]),
 )
 def test_blocks_are_conserved_budget_kept_and_all_finish(
     arrivals: list[tuple[Sequence, int]],
@@ -63,9 +64,14 @@ def test_blocks_are_conserved_budget_kept_and_all_finish(
     encoder_tokens: int,
     max_num_seqs: int,
     cancels: list[tuple[int, int]],
+    num_chat_blocks: int,
 ) -> None:
     scheduler = make_scheduler(
-        num_blocks=num_blocks, encoder_tokens=encoder_tokens, budget=budget, max_num_seqs=max_num_seqs
+        num_blocks=num_blocks,
+        encoder_tokens=encoder_tokens,
+        budget=budget,
+        max_num_seqs=max_num_seqs,
+        num_chat_blocks=num_chat_blocks,
     )
     encoded: set[bytes] = set()
     step, pending = 0, sorted(arrivals, key=lambda pair: pair[1])
