@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from vlm_engine.cost_model import CostModel, SliceWork, StepWork
-from vlm_engine.plan import Chunk
+from vlm_engine.plan import chunk_work
 from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
@@ -124,6 +124,7 @@ class TimeBudget:
         self._now = now
         self._steps, self._slices = StepWork(), SliceWork()
         self._planned_ms = 0.0
+        self._start_ms = self.model.step_ms(StepWork())
         self._overruns: set[str] = set()
 
     @property
@@ -145,9 +146,8 @@ class TimeBudget:
         slack_ms = min((self._slack_ms(chat) for chat in starting), default=math.inf) - residual_ms
         self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))
         # invariant: decodes of chats are paid first, whatever stands before them in the order
-        for chat in decoding:
-            self._steps += _step_work(chat, 1)
-        self._planned_ms = self._predict(StepWork(), SliceWork())
+        self._steps = sum((_step_work(chat, 1) for chat in decoding), StepWork())
+        self._planned_ms = self.model.step_ms(self._steps) if decoding else 0.0
 
     def _slack_ms(self, chat: Sequence) -> float:
         """Milliseconds until the chat's next token is due."""
@@ -173,7 +173,7 @@ class TimeBudget:
         return max(0, fits)
 
     def _most_tokens(self, sequence: Sequence, num_wanted: int, limit_ms: float) -> int:
-        return _largest(num_wanted, lambda n: self._predict(_step_work(sequence, n), SliceWork()) <= limit_ms)
+        return _largest(num_wanted, lambda n: self._with_tokens_ms(sequence, n) <= limit_ms)
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""
@@ -184,18 +184,23 @@ class TimeBudget:
         return count
 
     def _most_slices(self, image: Placeholder, num_done: int, limit_ms: float) -> int:
+        num_left = len(image.slices) - num_done
         return _largest(
-            len(image.slices) - num_done,
-            lambda n: self._predict(StepWork(), image.work(num_done, num_done + n)) <= limit_ms,
+            num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms
         )
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms
 
-    def _predict(self, step: StepWork, slices: SliceWork) -> float:
-        steps, all_slices = self._steps + step, self._slices + slices
-        step_ms = self.model.step_ms(steps) if steps.num_tokens else 0.0
-        return step_ms + (self.model.slice_ms(all_slices) if all_slices.num_slices else 0.0)
+    def _with_tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
+        """What the step will take with the next `num_tokens` of the sequence as well."""
+        alone_ms = self.model.step_ms(_step_work(sequence, num_tokens))
+        # why: the model is linear, so that pieces add up, but a step starts only once
+        return self._planned_ms + alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
+
+    def _with_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
+        """What the step will take with slices ``[first, last)`` of the image as well."""
+        return self._planned_ms + self.model.slice_ms(image.work(first, last))
 
     def _overrun_ms(self, sequence: Sequence) -> float | None:
         """How long the step may get for a sequence that does not fit; None for not at all.
@@ -224,22 +229,23 @@ class TimeBudget:
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
         if not (sequence.is_decoding and sequence.is_interactive):
-            self._spend(sequence, _step_work(sequence, num_tokens), SliceWork())
+            planned_ms = self._with_tokens_ms(sequence, num_tokens)
+            self._steps += _step_work(sequence, num_tokens)
+            self._book(sequence, planned_ms)
 
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """See `StepBudget`."""
-        self._spend(sequence, StepWork(), image.work(first, last))
+        planned_ms = self._with_slices_ms(image, first, last)
+        self._slices += image.work(first, last)
+        self._book(sequence, planned_ms)
 
-    def _spend(self, sequence: Sequence, step: StepWork, slices: SliceWork) -> None:
-        before_ms = self._planned_ms
-        self._steps += step
-        self._slices += slices
-        self._planned_ms = self._predict(StepWork(), SliceWork())
+    def _book(self, sequence: Sequence, planned_ms: float) -> None:
+        cost_ms, self._planned_ms = planned_ms - self._planned_ms, planned_ms
         kind = "chat" if sequence.is_interactive else "floor"
-        if kind in self._overruns and self._planned_ms > self.allowance_ms:
+        if kind in self._overruns and planned_ms > self.allowance_ms:
             self.counts[f"{kind}_overruns"] += 1
         if not sequence.is_interactive:
-            self.floor.pay(self._planned_ms - before_ms, self._now)
+            self.floor.pay(cost_ms, self._now)
 
 
 class Floor:
@@ -277,12 +283,17 @@ class Floor:
 def _step_work(sequence: Sequence, num_tokens: int) -> StepWork:
     """The next `num_tokens` of a sequence as the cost model sees them."""
     start = sequence.num_computed_tokens
-    return Chunk(sequence, start, start + num_tokens).work
+    end = start + num_tokens
+    return chunk_work(start, end, samples=end == sequence.num_tokens)
 
 
 def _largest(high: int, fits: Callable[[int], bool]) -> int:
     """Largest n up to `high` for which ``fits(n)`` holds, 0 if none; `fits` is monotone."""
-    low = 0
+    if high <= 0 or not fits(1):
+        return 0
+    if fits(high):
+        return high
+    low, high = 1, high - 1
     while low < high:
         middle = (low + high + 1) // 2
         if fits(middle):

@@ -7,6 +7,7 @@ Linear models whose weights are learned online by recursive least squares with d
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 FORGETTING = 0.995
 OUTLIER = 3.0
@@ -117,7 +118,7 @@ class LinearModel:
 
     def predict(self, features: Sequence[float]) -> float:
         """Milliseconds."""
-        return sum(weight * x for weight, x in zip(self.weights, features, strict=True))
+        return _dot(self.weights, features)
 
     @property
     def residual_ms(self) -> float:
@@ -173,7 +174,7 @@ class LinearModel:
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(u * v for u, v in zip(a, b, strict=True))
+    return sum(map(mul, a, b))
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:

@@ -6,6 +6,14 @@ from vlm_engine.cost_model import SliceWork, StepWork
 from vlm_engine.sequence import Placeholder, Sequence
 
 
+def chunk_work(start: int, end: int, *, samples: bool) -> StepWork:
+    """What the cost model needs to know of positions ``[start, end)`` of a sequence."""
+    num_tokens = end - start
+    if num_tokens == 1:
+        return StepWork(1, int(samples), num_context=end)
+    return StepWork(num_tokens, int(samples), num_pairs=num_tokens * start + num_tokens**2 // 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Positions ``[start, end)`` of a sequence that the step computes."""
@@ -22,10 +30,7 @@ class Chunk:
     @property
     def work(self) -> StepWork:
         """What the cost model needs to know of it."""
-        if self.num_tokens == 1:
-            return StepWork(1, int(self.samples), num_context=self.end)
-        num_pairs = self.num_tokens * self.start + self.num_tokens**2 // 2
-        return StepWork(self.num_tokens, int(self.samples), num_pairs=num_pairs)
+        return chunk_work(self.start, self.end, samples=self.samples)
 
     @property
     def samples(self) -> bool:
