@@ -185,9 +185,7 @@ class TimeBudget:
 
     def _most_slices(self, image: Placeholder, num_done: int, limit_ms: float) -> int:
         num_left = len(image.slices) - num_done
-        return _largest(
-            num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms
-        )
+        return _largest(num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms)
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms
