@@ -16,6 +16,7 @@ from appliance.command_line import (
     load_given,
     readable_errors,
 )
+from appliance.operate import outputs
 
 app = typer.Typer(
     help="Camera pipelines and chat on one vision-language engine.",
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+app.add_typer(outputs, name="outputs")
 
 
 class Speed(StrEnum):

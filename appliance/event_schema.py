@@ -121,5 +121,26 @@ def _add_search(database: sqlite3.Connection) -> None:
         database.execute(f"{trigger} BEGIN {what} END")
 
 
+def _add_outbox(database: sqlite3.Connection) -> None:
+    """Messages owed to outputs (`appliance.outputs.outbox`), and how far streams of others were read."""
+    database.execute("""
+        CREATE TABLE outbox (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            output TEXT NOT NULL,
+            event_id TEXT NOT NULL,
+            message_id TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            body BLOB NOT NULL,
+            created_at REAL NOT NULL,
+            next_at REAL NOT NULL DEFAULT 0,
+            num_tries INTEGER NOT NULL DEFAULT 0,
+            is_dead INTEGER NOT NULL DEFAULT 0,
+            error TEXT
+        )""")
+    database.execute("CREATE INDEX outbox_by_state ON outbox (output, is_dead, id)")
+    database.execute("CREATE INDEX outbox_by_event ON outbox (output, event_id, id)")
+    database.execute("CREATE TABLE marks (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+
 # invariant: only appended to; what stands here has run on somebody's file.
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_search)
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_search, _add_outbox)

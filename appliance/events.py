@@ -21,11 +21,13 @@ from appliance.event_bodies import Body
 from appliance.event_queries import EventFilter, SearchError
 from appliance.event_schema import EventStoreError, open_database, searchable, transaction
 from appliance.jobs import Description, EventChange
+from appliance.outputs.outbox import Kind, Outbox
 
 __all__ = ["EventFilter", "EventStore", "EventStoreError", "Retention", "SearchError", "StoredEvent"]
 
 _COLUMNS = "events.seq, events.id, events.body"
 _SWEEP = 16
+_MAX_MARKS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class EventStore:
     """Keeps events and their JPEGs as long as `retention` says; every method is thread-safe.
 
     `path` None keeps them in memory. What `add` has returned for survives the process, however it ends.
-    Raises `EventStoreError` when the file is not such a store.
+    Raises `EventStoreError` when the file is not such a store. `outbox` holds what is owed to outputs.
     """
 
     def __init__(self, path: Path | None = None, retention: Retention | None = None) -> None:
@@ -61,19 +63,27 @@ class EventStore:
         self._lock = threading.Lock()
         self._followers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._database = open_database(path)
+        self.outbox = Outbox(self._database, self._lock)
 
     def add(self, description: Description, snapshot: bytes | None = None) -> bool:
         """Join a description to its event, with a JPEG of what it describes; False when it is there already.
 
         A text replaces an earlier error of the same job; nothing else is replaced.
         """
-        return self._put(description.job_id, lambda body: event_bodies.described(body, description), snapshot)
+        kind: Kind = "failed" if description.text is None else "described"
+        return self._put(
+            kind, description.job_id, lambda body: event_bodies.described(body, description), snapshot
+        )
 
     def change(self, change: EventChange, snapshot: bytes | None = None) -> bool:
         """Store how an event stands, with a JPEG of it; False when the store has that, or knows better."""
-        return self._put(change.event_id, lambda body: event_bodies.changed(body, change), snapshot)
+        return self._put(
+            change.state, change.event_id, lambda body: event_bodies.changed(body, change), snapshot
+        )
 
-    def _put(self, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None) -> bool:
+    def _put(
+        self, kind: Kind, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None
+    ) -> bool:
         database = self._database
         with self._lock, transaction(database):
             before, body = _read(database, event_id)
@@ -83,6 +93,7 @@ class EventStore:
             seq = _replace(database, before, after)
             if snapshot is not None:
                 database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, snapshot))
+            self.outbox.put(kind, seq, after)
             self._forget(seq)
         self.wake_followers()
         return True
@@ -119,6 +130,19 @@ class EventStore:
         with self._lock:
             (seq,) = self._database.execute("SELECT seq FROM sqlite_sequence").fetchone()
         return int(seq)
+
+    def mark(self, name: str) -> str | None:
+        """What `set_mark` has kept under this name."""
+        with self._lock:
+            row = self._database.execute("SELECT value FROM marks WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def set_mark(self, name: str, value: str) -> None:
+        """Keep how far something was read; the marks that were set last are kept."""
+        oldest = "SELECT rowid FROM marks ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+        with self._lock, transaction(self._database):
+            self._database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
+            self._database.execute(f"DELETE FROM marks WHERE rowid IN ({oldest})", (_MAX_MARKS,))
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from appliance.jobs import CameraStatus
+from appliance.outputs.outbox import OutputStatus
 from queues.types import QueueStatus
 from vlm_engine import EngineStats, HistogramSnapshot
 from vlm_engine.request import FinishReason, Priority
@@ -58,6 +59,15 @@ _QUEUE_COUNTERS = (
     ("queue_done", "Jobs answered", "num_done"),
     ("queue_retried", "Deliveries that failed and came again", "num_retried"),
     ("queue_duplicates", "Jobs refused since their id was known", "num_duplicates"),
+)
+_OUTPUT_GAUGES = (
+    ("output_waiting", "Messages that an output has not taken yet", "num_waiting"),
+    ("output_dead", "Messages that were given up", "num_dead"),
+    ("output_oldest_age_seconds", "Age of the oldest message that waits", "oldest_age_s"),
+)
+_OUTPUT_COUNTERS = (
+    ("output_sent", "Messages that an output has confirmed", "num_sent"),
+    ("output_overflowed", "Messages dropped since too many wait", "num_overflowed"),
 )
 _CAMERA_COUNTERS = (
     ("frames", "Frames that the detector has seen", "num_frames"),
@@ -141,6 +151,18 @@ def camera_families(
 def description_families(outcomes: Mapping[str, int]) -> Iterator[Metric]:
     """What became of the jobs that this program took."""
     yield _counters("descriptions", "Jobs that were taken, by what became of them", "outcome", outcomes)
+
+
+def output_families(statuses: Mapping[str, OutputStatus]) -> Iterator[Metric]:
+    """How webhooks and MQTT are doing."""
+    for name, text, field in _OUTPUT_GAUGES:
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["output"])
+        for output, status in statuses.items():
+            gauge.add_metric([output], getattr(status, field))
+        yield gauge
+    for name, text, field in _OUTPUT_COUNTERS:
+        values = {output: getattr(status, field) for output, status in statuses.items()}
+        yield _counters(name, text, "output", values)
 
 
 def _reasons(stats: EngineStats) -> Iterator[Metric]:

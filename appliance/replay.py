@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import redis.asyncio
+
 from appliance.describer import Describer
 from appliance.display import Display
 from appliance.jobs import Description, decode_description
@@ -20,7 +22,7 @@ from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import BUNDLED_VLM, Settings, SettingsError
 from appliance.tasks import outlast, run_beside
-from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader, forget_queue
+from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
 from vision.detector import Detector
 from vlm_engine import AsyncEngine, EngineStopped
 
@@ -176,7 +178,8 @@ class Replay:
 
     async def _forget(self, queue: QueueConfig) -> None:
         """Removes this run's keys from a Redis that others use too."""
-        await forget_queue(self._url, queue)
+        async with redis.asyncio.Redis.from_url(self._url) as client:
+            await client.delete(*queue.keys)
 
     def _summarize(self, player: Player) -> int:
         counts = player.counts

@@ -15,6 +15,7 @@ from appliance.board import BoardReader
 from appliance.describer import Describer
 from appliance.events import EventStore, EventStoreError, Retention
 from appliance.jobs import decode_description
+from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
@@ -64,6 +65,7 @@ class _Service:
         url = self._redis.url if self._redis else str(settings.redis.url)
         self._events = open_events(settings)
         stack.callback(self._events.close)
+        self._outputs = _open_outputs(settings, self._events)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
         self._engine = EngineProcess(settings.engine)
@@ -94,6 +96,7 @@ class _Service:
             _serve_http(server, listener),
             self._describer.run(),
             _follow_results(self._results, self._events),
+            self._outputs.run(),
             _announce(server, self._board, on_ready),
         )
 
@@ -130,6 +133,15 @@ def open_events(settings: Settings) -> EventStore:
         raise SettingsError(f"events.path: {error}") from None
 
 
+def _open_outputs(settings: Settings, events: EventStore) -> Outputs:
+    if settings.outputs.by_name and settings.events.path is None:
+        logger.warning("events.path is not set: what outputs have not taken yet is lost when this ends")
+    try:
+        return Outputs(settings.outputs, events, tuple(settings.cameras))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
 def start_worker(settings: Settings, redis_url: str) -> Supervisor:
     """The vision worker in a process of its own; its settings travel by a pipe, as they hold passwords."""
     redis = settings.redis.model_copy(update={"url": redis_url})
@@ -139,14 +151,19 @@ def start_worker(settings: Settings, redis_url: str) -> Supervisor:
 
 async def _follow_results(results: ResultReader, events: EventStore) -> None:
     """Stores what was described, also by other appliances and before this one started."""
-    last_id = "0-0"
+    # why: what the store has forgotten must not come in again with the next start.
+    mark = f"results of {results.outage.url} {results.config.stream}"
+    last_id = events.mark(mark) or "0-0"
     while True:
-        for result in await results.read(last_id, READ_BLOCK_MS):
-            last_id = result.entry_id
+        found = await results.read(last_id, READ_BLOCK_MS)
+        for result in found:
             try:
                 events.add(decode_description(result.body))
             except ValueError as error:
                 logger.warning("job=%s has a result that is no description: %s", result.job_id, error)
+        if found:
+            last_id = found[-1].entry_id
+            events.set_mark(mark, last_id)
 
 
 async def _serve_http(server: ApiServer, listener: socket.socket) -> None:

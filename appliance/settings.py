@@ -6,6 +6,7 @@ cannot be are `SettingsError`s that name the path in the file and what is allowe
 
 import dataclasses
 import json
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,7 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from appliance.camera_settings import CameraSettings, SettingsPart, check_camera_names
+from appliance.output_settings import OutputSettings
 from queues.config import QueueConfig
 from vision.detector import DetectorConfig
 from vlm_engine.config import EngineConfig
@@ -37,6 +39,8 @@ MODELS_DIR = Path(__file__).parent / "models"
 BUNDLED_DETECTOR = str(MODELS_DIR / "yolo26n-scenes.pt")
 BUNDLED_VLM = str(MODELS_DIR / "vlm")
 DEFAULT_LABELS = ("person", "bicycle", "car", "motorcycle", "bus", "truck", "dog", "cat")
+
+_SECRET = {"source", "url", "api_key", "password", "secret", "headers"}
 
 
 class SettingsError(ValueError):
@@ -154,6 +158,7 @@ class Settings(BaseSettings):
     describe: DescribeSettings = DescribeSettings()
     cameras: Annotated[dict[str, CameraSettings], AfterValidator(check_camera_names)] = {}
     events: EventSettings = EventSettings()
+    outputs: OutputSettings = OutputSettings()
     server: ServerSettings = ServerSettings()
 
     @property
@@ -191,10 +196,12 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
 
 
 def to_json(settings: Settings) -> bytes:
-    """The settings for a child process, read back by `Settings.model_validate_json`, the API key in clear."""
-    data = settings.model_dump(mode="json")
-    data["server"]["api_key"] = settings.server.key
-    return json.dumps(data).encode()
+    """The settings for a child process, which reads them with `model_validate_json`; secrets in clear."""
+
+    def plain(value: object) -> str:
+        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+    return json.dumps(settings.model_dump(), default=plain).encode()
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -233,7 +240,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 def _shown(value: object, dotted: str) -> str:
     # why: a camera's URL or a key may hold a password, and error lines end in logs.
-    is_secret = dotted.endswith(("source", "url", "api_key"))
+    is_secret = not _SECRET.isdisjoint(dotted.split("."))
     return "" if is_secret or isinstance(value, dict | list) else f", got {value!r}"
 
 
@@ -250,9 +257,11 @@ def _field_types(owner: Any) -> dict[str, Any]:
         return {name: field.annotation for name, field in owner.model_fields.items()}
     if dataclasses.is_dataclass(owner):
         return dict(typing.get_type_hints(owner))
+    if isinstance(owner, types.UnionType):
+        return {name: kind for part in typing.get_args(owner) for name, kind in _field_types(part).items()}
     return {}
 
 
 def _item_type(owner: Any) -> Any:
-    arguments = typing.get_args(owner)
+    arguments = [part for part in typing.get_args(owner) if part is not Ellipsis]
     return arguments[-1] if arguments else None

@@ -174,8 +174,7 @@ class LinearModel:
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    total: float = sum(map(mul, a, b))
-    return total
+    return sum(map(mul, a, b))
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:

@@ -11,7 +11,13 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 
 from appliance.api.services import Services, services_of
-from appliance.metrics import camera_families, description_families, engine_families, queue_families
+from appliance.metrics import (
+    camera_families,
+    description_families,
+    engine_families,
+    output_families,
+    queue_families,
+)
 
 router = APIRouter()
 
@@ -46,4 +52,5 @@ async def _families(services: Services) -> list[Metric]:
         families += camera_families(cameras, services.camera_totals, per_camera=services.metrics_per_camera)
     if services.describe_outcomes is not None:
         families += description_families(services.describe_outcomes())
+    families += output_families(await asyncio.to_thread(services.events.outbox.statuses))
     return families

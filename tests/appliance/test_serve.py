@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from appliance.cli import app
 from appliance.client import ApplianceClient, ClientError, user_message
+from tests.appliance.outputs.receiver import Receiver, receiving
 from tests.appliance.running import START_S, Running, running, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -51,13 +52,24 @@ def ready_url(command: Running) -> str:
 
 
 @pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
 def appliance(
-    qwen3_vl_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+    qwen3_vl_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
 ) -> Iterator[tuple[Running, str]]:
     """One appliance for the tests of this module, with two good cameras and one whose file is missing."""
     folder = tmp_path_factory.mktemp("serve")
     broken = {"source": str(folder / "missing.mp4")}
-    config = write_config(folder, qwen3_vl_checkpoint, cameras={**CAMERAS, "broken": broken})
+    parts = {
+        "cameras": {**CAMERAS, "broken": broken},
+        "events": {"path": str(folder / "events.db")},
+        "outputs": {"webhooks": [{"url": receiver.url, "secret": "hush"}]},
+    }
+    config = write_config(folder, qwen3_vl_checkpoint, **parts)
     with running(folder, "serve", "--config", config) as command:
         yield command, ready_url(command)
 
@@ -92,6 +104,17 @@ def test_descriptions_are_streamed_as_events(client):
     assert event["camera"] in CAMERAS
     assert event["description"]
     assert event["prompt"].startswith("Describe this camera frame")
+
+
+def test_events_are_posted_to_a_webhook_and_found_again(appliance, client, receiver):
+    post = until(lambda: receiver.posts and receiver.posts[0], START_S)
+    event = httpx.get(f"{appliance[1]}/v1/events/{post.data['id']}").json()
+
+    assert event["description"] == post.data["description"]
+    assert post.headers["webhook-signature"].startswith("v1,")
+    found = httpx.get(f"{appliance[1]}/v1/events", params={"q": event["label"], "limit": 1000}).json()
+    assert event["id"] in [other["id"] for other in found["data"]]
+    assert metrics(appliance[1])['appliance_output_sent_total{output="webhook"}'] >= 1
 
 
 def test_chat_about_what_a_camera_sees_now(client):

@@ -1,0 +1,119 @@
+"""The settings of what events are sent to: webhooks and an MQTT broker."""
+
+import re
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from appliance.camera_settings import SettingsPart
+from appliance.outputs.signing import signing_key
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_TOPIC = re.compile(r"[^#+\s/]+(/[^#+\s/]+)*")
+
+Kinds = tuple[Literal["new", "update", "end", "described", "failed"], ...]
+
+
+def _check_http(url: SecretStr) -> SecretStr:
+    parts = urlsplit(url.get_secret_value())
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError("must be http:// or https:// and a host")
+    return url
+
+
+def _check_mqtt(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path.strip("/"):
+        raise ValueError("must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
+    if parts.username or parts.password:
+        raise ValueError("must not hold a user or password: give `username` and `password`")
+    parts.port  # noqa: B018 - raises ValueError itself
+    return url
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or name == "mqtt":
+        raise ValueError("use letters, digits, '-' and '_', and not 'mqtt'")
+    return name
+
+
+def _check_topic(topic: str) -> str:
+    if not _TOPIC.fullmatch(topic):
+        raise ValueError("must be levels between '/', without spaces, '#' and '+'")
+    return topic
+
+
+def _check_secret(secret: SecretStr | None) -> SecretStr | None:
+    if secret is not None and not signing_key(secret.get_secret_value()):
+        raise ValueError("must not be empty: leave it out to send unsigned")
+    return secret
+
+
+def _check_headers(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
+    for name, value in headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9-]+", name):
+            raise ValueError(f"{name!r} is no header name")
+        if not re.fullmatch(r"[ -~]*", value.get_secret_value()):
+            raise ValueError(f"the value of {name} must be printable ASCII")
+    return headers
+
+
+def check_output_names(webhooks: "tuple[WebhookSettings, ...]") -> "tuple[WebhookSettings, ...]":
+    """The same webhooks; raises `ValueError` when two share a name, by which the outbox knows them."""
+    names = [webhook.name for webhook in webhooks]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"two webhooks are called {name!r}: give each a `name` of its own")
+    return webhooks
+
+
+class WhatIsSent(SettingsPart):
+    """Which changes (`send`) of which events are sent; without `cameras` or `labels` those of all.
+
+    What is not taken for `give_up_after_s` becomes a dead letter.
+    """
+
+    send: Kinds = ("described",)
+    cameras: tuple[str, ...] | None = None
+    labels: tuple[str, ...] | None = None
+    give_up_after_s: float = Field(default=86_400.0, gt=0)
+
+
+class WebhookSettings(WhatIsSent):
+    """One receiver of POSTs; `secret` signs them, `headers` are added. URL and headers may hold secrets."""
+
+    name: Annotated[str, AfterValidator(_check_name)] = "webhook"
+    url: Annotated[SecretStr, AfterValidator(_check_http)]
+    secret: Annotated[SecretStr | None, AfterValidator(_check_secret)] = None
+    headers: Annotated[dict[str, SecretStr], AfterValidator(_check_headers)] = Field(default_factory=dict)
+    timeout_s: float = Field(default=10.0, gt=0, le=120)
+
+
+class MqttSettings(WhatIsSent):
+    """A broker: `ca_file` checks an `mqtts://` one by a CA of your own, `snapshots` sends pictures too.
+
+    Topics begin with `prefix`. Home Assistant finds the cameras under `discovery_prefix` (None: do not tell).
+    """
+
+    url: Annotated[str, AfterValidator(_check_mqtt)]
+    username: str | None = None
+    password: SecretStr | None = None
+    ca_file: str | None = None
+    prefix: Annotated[str, AfterValidator(_check_topic)] = "appliance"
+    discovery_prefix: Annotated[str, AfterValidator(_check_topic)] | None = "homeassistant"
+    snapshots: bool = True
+    timeout_s: float = Field(default=10.0, gt=0, le=120)
+
+
+class OutputSettings(SettingsPart):
+    """Where events are sent, beside the API."""
+
+    webhooks: Annotated[tuple[WebhookSettings, ...], AfterValidator(check_output_names)] = ()
+    mqtt: MqttSettings | None = None
+
+    @property
+    def by_name(self) -> dict[str, WhatIsSent]:
+        """All outputs by the name under which messages wait for them."""
+        mqtt: dict[str, WhatIsSent] = {"mqtt": self.mqtt} if self.mqtt else {}
+        return mqtt | {webhook.name: webhook for webhook in self.webhooks}

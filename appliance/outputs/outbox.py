@@ -1,0 +1,154 @@
+"""Messages that are owed to somebody outside, in the event store's own file.
+
+A message is written in the transaction that changes its event, and goes when the receiver has confirmed it:
+whenever the process dies, none is lost. One that was confirmed just before comes again, with the same
+`message_id`. What nobody took for too long becomes a dead letter.
+"""
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+Body = Mapping[str, Any]
+Kind = Literal["new", "update", "end", "described", "failed"]
+Wanted = Callable[[Kind, Body], bool]
+
+MAX_WAITING = 10_000
+MAX_DEAD = 1_000
+
+_COLUMNS = "id, output, event_id, message_id, kind, body, created_at, num_tries, error"
+_IN_TURN = """NOT EXISTS (
+    SELECT 1 FROM outbox AS earlier WHERE earlier.output = outbox.output
+    AND earlier.event_id = outbox.event_id AND earlier.is_dead = 0 AND earlier.id < outbox.id
+)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One change of one event, owed to one output; `body` is the event as JSON, times are unix seconds."""
+
+    id: int
+    output: str
+    event_id: str
+    message_id: str
+    kind: Kind
+    body: bytes
+    created_at: float
+    num_tries: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStatus:
+    """How one output stands; `num_sent` and `num_overflowed` count since this process began."""
+
+    num_waiting: int
+    num_dead: int
+    oldest_age_s: float
+    num_sent: int = 0
+    num_overflowed: int = 0
+
+
+class Outbox:
+    """The table `outbox` of a database that `lock` guards; every method but `put` takes the lock."""
+
+    def __init__(self, database: sqlite3.Connection, lock: threading.Lock) -> None:
+        self._database, self._lock = database, lock
+        self._wanted: dict[str, Wanted] = {}
+        self._num_sent: dict[str, int] = {}
+        self._num_overflowed: dict[str, int] = {}
+
+    def connect(self, outputs: Mapping[str, Wanted]) -> None:
+        """From now on fill these outputs; what is owed to others that are gone becomes dead letters."""
+        self._wanted = dict(outputs)
+        self._num_sent = dict.fromkeys(outputs, 0)
+        self._num_overflowed = dict.fromkeys(outputs, 0)
+        for output in self.statuses():
+            if output not in outputs:
+                error = "no output of this name is configured any more"
+                self._execute("UPDATE outbox SET is_dead = 1, error = ? WHERE output = ?", error, output)
+
+    def put(self, kind: Kind, seq: int, body: Body) -> None:
+        """Owe a change to every output that wants it; inside the caller's lock and transaction."""
+        for output, is_wanted in self._wanted.items():
+            if is_wanted(kind, body):
+                row = (output, body["id"], f"msg_{seq}", kind, msgspec.json.encode(body), time.time())
+                columns = "output, event_id, message_id, kind, body, created_at"
+                self._database.execute(f"INSERT INTO outbox ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
+                self._num_overflowed[output] += self._trim(output, is_dead=False, most=MAX_WAITING)
+
+    def next_due(self, output: str) -> Message | None:
+        """The oldest message whose time has come; an event's later one waits for its earlier one."""
+        where = f"output = ? AND is_dead = 0 AND next_at <= ? AND {_IN_TURN} ORDER BY id LIMIT 1"
+        return next(iter(self._select(where, output, time.time())), None)
+
+    def due_in_s(self, output: str) -> float | None:
+        """Seconds until the next message is due; None when none waits."""
+        query = f"SELECT min(next_at) FROM outbox WHERE output = ? AND is_dead = 0 AND {_IN_TURN}"
+        with self._lock:
+            (next_at,) = self._database.execute(query, (output,)).fetchone()
+        return None if next_at is None else max(0.0, next_at - time.time())
+
+    def sent(self, message: Message) -> None:
+        """The receiver has confirmed it."""
+        self._execute("DELETE FROM outbox WHERE id = ?", message.id)
+        self._num_sent[message.output] = self._num_sent.get(message.output, 0) + 1
+
+    def failed(self, message: Message, error: str, again_in_s: float | None) -> None:
+        """It was not taken; it is due again in so many seconds, or with None becomes a dead letter."""
+        columns = "error = ?, num_tries = ?, is_dead = ?, next_at = ?"
+        is_dead, next_at = again_in_s is None, time.time() + (again_in_s or 0.0)
+        values = (error, message.num_tries + 1, is_dead, next_at, message.id)
+        with self._lock:
+            self._database.execute(f"UPDATE outbox SET {columns} WHERE id = ?", values)
+            self._trim(message.output, is_dead=True, most=MAX_DEAD)
+
+    def dead(self, limit: int = 100) -> list[Message]:
+        """The newest dead letters, newest first."""
+        return self._select("is_dead = 1 ORDER BY id DESC LIMIT ?", limit)
+
+    def retry(self, number: int | None = None) -> int:
+        """Send dead letters again, the one with this `id` or all; how many there were.
+
+        They have a whole life before them: their age counts from now.
+        """
+        again = "UPDATE outbox SET is_dead = 0, next_at = 0, num_tries = 0, created_at = ?"
+        return self._execute(f"{again} WHERE is_dead = 1 AND (?2 IS NULL OR id = ?2)", time.time(), number)
+
+    def drop(self, number: int | None = None) -> int:
+        """Forget dead letters, the one with this `id` or all; how many there were."""
+        return self._execute("DELETE FROM outbox WHERE is_dead = 1 AND (?1 IS NULL OR id = ?1)", number)
+
+    def statuses(self) -> dict[str, OutputStatus]:
+        """Every output that is connected or owed something, by name."""
+        query = """SELECT output, sum(is_dead = 0), sum(is_dead), min(iif(is_dead, NULL, created_at))
+            FROM outbox GROUP BY output"""
+        with self._lock:
+            rows = {row[0]: row[1:] for row in self._database.execute(query)}
+        nothing = (0, 0, None)
+        return {name: self._status(name, *rows.get(name, nothing)) for name in sorted({*self._wanted, *rows})}
+
+    def _status(self, output: str, num_waiting: int, num_dead: int, oldest_at: float | None) -> OutputStatus:
+        age_s = max(0.0, time.time() - oldest_at) if oldest_at else 0.0
+        counts = self._num_sent.get(output, 0), self._num_overflowed.get(output, 0)
+        return OutputStatus(num_waiting, num_dead, age_s, *counts)
+
+    def _trim(self, output: str, *, is_dead: bool, most: int) -> int:
+        """Drop all but the newest `most`, inside the lock; how many that were."""
+        excess = "SELECT id FROM outbox WHERE output = ? AND is_dead = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+        values = (output, is_dead, most)
+        return self._database.execute(f"DELETE FROM outbox WHERE id IN ({excess})", values).rowcount
+
+    def _select(self, where: str, *values: Any) -> list[Message]:
+        with self._lock:
+            rows = self._database.execute(f"SELECT {_COLUMNS} FROM outbox WHERE {where}", values).fetchall()
+        return [Message(*row) for row in rows]
+
+    def _execute(self, statement: str, *values: Any) -> int:
+        with self._lock:
+            return self._database.execute(statement, values).rowcount

@@ -1,0 +1,112 @@
+"""What is owed to outputs, and in which order; test_kill.py ends the process in the middle."""
+
+import time
+
+import pytest
+
+from appliance.events import EventStore
+from appliance.jobs import EventChange
+from appliance.outputs import outbox as outbox_module
+from appliance.outputs.outbox import Message
+from tests.appliance.descriptions import description
+
+
+def change(event_id: str, num: int, state: str) -> EventChange:
+    fields = {"frame_index": 1, "time_s": 1.0, "captured_at": 10.0, "changed_at": 10.0 + num, "track_id": 3}
+    texts = {"camera": "street", "label": "person", "reason": "new_track", "detections": [], "zones": []}
+    return EventChange(event_id=event_id, num=num, state=state, **fields, **texts)  # type: ignore[arg-type]
+
+
+def owe_all(store: EventStore, *outputs: str) -> None:
+    store.outbox.connect({name: lambda kind, body: True for name in outputs})
+
+
+def take(store: EventStore, output: str = "a") -> Message:
+    message = store.outbox.next_due(output)
+    assert message is not None
+    return message
+
+
+def test_every_change_is_owed_to_every_output_once(store: EventStore) -> None:
+    owe_all(store, "a", "b")
+    store.change(change("1", 0, "new"))
+    store.add(description("1"))
+    store.add(description("1"))
+    store.change(change("1", 0, "new"))
+    for output in ("a", "b"):
+        kinds = []
+        while message := store.outbox.next_due(output):
+            kinds.append(message.kind)
+            store.outbox.sent(message)
+        assert kinds == ["new", "described"]
+        assert store.outbox.statuses()[output].num_sent == 2
+
+
+def test_an_output_gets_what_it_wants(store: EventStore) -> None:
+    store.outbox.connect({"a": lambda kind, body: kind == "failed" and body["camera"] == "yard"})
+    store.add(description("1", text=None, error="away"))
+    store.add(description("2", camera="yard"))
+    store.add(description("3", camera="yard", text=None, error="away"))
+    assert take(store).event_id == "3"
+    assert store.outbox.statuses()["a"].num_waiting == 1
+
+
+def test_an_event_is_told_in_order_others_are_not_held_up(store: EventStore) -> None:
+    owe_all(store, "a")
+    store.change(change("1", 0, "new"))
+    store.change(change("1", 1, "end"))
+    store.add(description("2"))
+    store.outbox.failed(take(store), "refused", 600)
+    assert (take(store).event_id, take(store).kind) == ("2", "described")
+    store.outbox.sent(take(store))
+    assert store.outbox.next_due("a") is None
+    due_in_s = store.outbox.due_in_s("a")
+    assert due_in_s is not None
+    assert 590 < due_in_s <= 600
+
+
+def test_a_dead_letter_is_put_back_or_dropped(store: EventStore) -> None:
+    owe_all(store, "a")
+    for number in range(3):
+        store.add(description(f"{number}"))
+        store.outbox.failed(take(store), f"refused {number}", None)
+    dead = store.outbox.dead()
+    assert [(message.event_id, message.error, message.num_tries) for message in dead] == [
+        ("2", "refused 2", 1),
+        ("1", "refused 1", 1),
+        ("0", "refused 0", 1),
+    ]
+    assert store.outbox.next_due("a") is None
+    assert store.outbox.statuses()["a"].num_dead == 3
+    assert store.outbox.drop(dead[0].id) == 1
+    assert store.outbox.retry(dead[1].id) == 1
+    assert store.outbox.retry(dead[1].id) == 0
+    again = take(store)
+    assert (again.event_id, again.num_tries, again.message_id) == ("1", 0, dead[1].message_id)
+    assert time.time() - again.created_at < 60
+    assert store.outbox.retry() == 1
+    assert store.outbox.drop() == 0
+
+
+def test_it_is_bounded_and_counts_what_it_drops(store: EventStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(outbox_module, "MAX_DEAD", 2)
+    owe_all(store, "a")
+    for number in range(5):
+        store.add(description(f"{number}"))
+    assert take(store).event_id == "2"
+    status = store.outbox.statuses()["a"]
+    assert (status.num_waiting, status.num_overflowed) == (3, 2)
+    for _ in range(3):
+        store.outbox.failed(take(store), "refused", None)
+    assert [message.event_id for message in store.outbox.dead()] == ["4", "3"]
+
+
+def test_what_was_owed_to_an_output_that_is_gone(store: EventStore) -> None:
+    owe_all(store, "a")
+    store.add(description("1"))
+    owe_all(store, "b")
+    assert store.outbox.next_due("a") is None
+    (letter,) = store.outbox.dead()
+    assert (letter.output, letter.error) == ("a", "no output of this name is configured any more")
+    assert set(store.outbox.statuses()) == {"a", "b"}
