@@ -7,6 +7,7 @@ once a step. Sequences are packed into one row, so no padding is computed outsid
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,20 +52,40 @@ class _Decodes:
 
 
 @dataclass(frozen=True, slots=True)
+class _Layout:
+    """Rows ``[0, n)`` of the decodes, one query each, then the other sequences."""
+
+    decodes: _Decodes | None
+    prefills: tuple[_Prefill, ...]
+
+
+@dataclass(frozen=True)
 class AttentionMetadata:
     """Everything that attention needs to know of a step, for all layers.
 
     Args:
         cache: Where keys and values are.
+        spans: Sequences in the order of their rows; those with one query stand first.
+        slots: Where the keys and values of each are, ``[num_context]`` on the CPU.
         write_slots: ``[num_tokens]``, where this step's keys and values go.
-        decodes: Rows ``[0, n)``: one query each.
-        prefills: The other sequences.
     """
 
     cache: KVCache
+    spans: tuple[Span, ...]
+    slots: tuple[Tensor, ...]
     write_slots: Tensor
-    decodes: _Decodes | None
-    prefills: tuple[_Prefill, ...]
+
+    @cached_property
+    def layout(self) -> _Layout:
+        """What torch's attention needs: masks and padding, made on first use."""
+        device, spans, slots = self.write_slots.device, self.spans, list(self.slots)
+        num_decodes = sum(span.num_queries == 1 for span in spans)
+        prefills, row = [], num_decodes
+        for span, own in zip(spans[num_decodes:], slots[num_decodes:], strict=True):
+            rows = slice(row, row + span.num_queries)
+            prefills.append(_Prefill(rows, _on(device, own), _causal_mask(span, device)))
+            row += span.num_queries
+        return _Layout(_decodes(slots[:num_decodes], device) if num_decodes else None, tuple(prefills))
 
 
 def prepare(
@@ -78,19 +99,13 @@ def prepare(
         block_size: Tokens a block.
         device: Where the model runs.
     """
-    slots = [_slots(span, block_size) for span in spans]
+    slots = tuple(_slots(span, block_size) for span in spans)
     write = torch.cat(
         [s[span.num_context - span.num_queries :] for s, span in zip(slots, spans, strict=True)]
     )
     num_decodes = sum(span.num_queries == 1 for span in spans)
     assert all(span.num_queries == 1 for span in spans[:num_decodes]), "decodes stand first"
-    prefills, row = [], num_decodes
-    for span, own in zip(spans[num_decodes:], slots[num_decodes:], strict=True):
-        rows = slice(row, row + span.num_queries)
-        prefills.append(_Prefill(rows, _on(device, own), _causal_mask(span, device)))
-        row += span.num_queries
-    decodes = _decodes(slots[:num_decodes], device) if num_decodes else None
-    return AttentionMetadata(cache, write.to(device), decodes, tuple(prefills))
+    return AttentionMetadata(cache, tuple(spans), slots, write.to(device))
 
 
 def _slots(span: Span, block_size: int) -> Tensor:
@@ -140,9 +155,10 @@ def attend(query: Tensor, layer: int, metadata: AttentionMetadata, scale: float 
     """
     keys, values = metadata.cache.keys[layer], metadata.cache.values[layer]
     parts = []
-    if metadata.decodes is not None:
-        parts.append(_attend_decodes(query, keys, values, metadata.decodes, scale))
-    for span in metadata.prefills:
+    layout = metadata.layout
+    if layout.decodes is not None:
+        parts.append(_attend_decodes(query, keys, values, layout.decodes, scale))
+    for span in layout.prefills:
         q, k, v = (t.transpose(0, 1)[None] for t in (query[span.rows], keys[span.slots], values[span.slots]))
         out = scaled_dot_product_attention(
             q, k, v, attn_mask=span.mask, is_causal=span.mask is None, scale=scale, enable_gqa=True

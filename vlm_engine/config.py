@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulerKind = Literal["latency", "static"]
+CpuKernels = Literal["auto", "native", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class EngineConfig:
         encoder_cache_tokens: Image tokens whose embeddings are kept; also the largest image.
         num_threads: Threads of torch's CPU kernels; None leaves torch's default.
         enable_prefix_caching: Reuse the KV blocks of equal prompt starts.
+        cpu_kernels: ``native`` runs bfloat16 on the CPU with the engine's own kernels, built by ``g++``
+            on first use; ``auto`` does so where they can be had, ``torch`` never.
 
     Raises:
         ValueError: A number is out of its range; the message names the field.
@@ -55,6 +58,7 @@ class EngineConfig:
     encoder_cache_tokens: int = 16384
     num_threads: int | None = None
     enable_prefix_caching: bool = True
+    cpu_kernels: CpuKernels = "auto"
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_num_seqs", "max_num_batched_tokens", "encoder_cache_tokens")
@@ -71,6 +75,7 @@ class EngineConfig:
                 raise ValueError(f"{name}: must be above 0 and at most 1, not {getattr(self, name)}")
         if not 0 <= self.chat_kv_reserve < 1:
             raise ValueError(f"chat_kv_reserve: must be at least 0 and below 1, not {self.chat_kv_reserve}")
-        for name, choices in (("dtype", get_args(DType)), ("scheduler", get_args(SchedulerKind))):
+        kinds = (("dtype", DType), ("scheduler", SchedulerKind), ("cpu_kernels", CpuKernels))
+        for name, choices in ((name, get_args(kind)) for name, kind in kinds):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(self, name)}")

@@ -23,23 +23,21 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def image_of(model: Any, grid: tuple[int, int, int]) -> ImageInput:
-    patch_dim = model._model.model.visual.patch_embed.proj.weight[0].numel()
+    patch_dim = model.encoder._visual.patch_embed.proj.weight[0].numel()
     generator = torch.Generator().manual_seed(sum(grid))
     return ImageInput(torch.randn(grid[0] * grid[1] * grid[2], patch_dim, generator=generator), grid)
 
 
 def stock(model: Any, image: ImageInput) -> tuple[torch.Tensor, ...]:
     with torch.inference_mode():
-        output = model._model.model.visual(
-            image.pixels, grid_thw=torch.tensor([image.grid]), return_dict=True
-        )
+        output = model.encoder._visual(image.pixels, grid_thw=torch.tensor([image.grid]), return_dict=True)
     return (output.pooler_output, *(getattr(output, "deepstack_features", None) or ()))
 
 
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("rows", [1, 8, 20, 64, 10_000])
 def test_slices_equal_the_stock_tower(model: Any, grid: tuple[int, int, int], rows: int) -> None:
-    image, tower = image_of(model, grid), QwenTower(model._model.model.visual, model.spec, rows)
+    image, tower = image_of(model, grid), QwenTower(model.encoder._visual, model.spec, rows)
     state = tower.start(image)
     for part in tower.slices(image):
         tower.run(state, [part])
@@ -48,7 +46,7 @@ def test_slices_equal_the_stock_tower(model: Any, grid: tuple[int, int, int], ro
 
 
 def test_a_lost_slice_changes_the_answer(model: Any) -> None:
-    image, tower = image_of(model, (1, 10, 14)), QwenTower(model._model.model.visual, model.spec, 40)
+    image, tower = image_of(model, (1, 10, 14)), QwenTower(model.encoder._visual, model.spec, 40)
     slices = tower.slices(image)
     gone = next(i for i, part in enumerate(slices) if part.stage == "rows" and part.index == 1)
     state = tower.start(image)

@@ -27,6 +27,7 @@ class ModelSpec:
         stop_token_ids: Ids that end an answer.
         dtype: Element type of weights and cache.
         device: Where it runs.
+        use_kernels: Whether the CPU kernels of `vlm_engine.native` are used.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelSpec:
     stop_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+    use_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.models.base import ImageEncoder, ImageRows, ModelSpec, PromptPreparer
-from vlm_engine.models.packing import pack_head, pack_linears
+from vlm_engine.models.packing import pack_head
+from vlm_engine.models.stack import make_stack
 
 
 class DecoderModel:
@@ -28,26 +29,23 @@ class DecoderModel:
         self.spec = spec
         self.prompts = prompts
         self.encoder = encoder
-        self._decoder = decoder
-        self._head = pack_head(head)
-        pack_linears(decoder)
+        self._embed = decoder.embed_tokens
+        self._head = pack_head(head, use_kernels=spec.use_kernels)
+        self._stack = make_stack(decoder, spec)
 
     @torch.inference_mode()
     def forward(
         self, token_ids: Tensor, positions: Tensor, images: Sequence[ImageRows], paged: AttentionMetadata
     ) -> Tensor:
         """See `VisionLanguageModel.forward`."""
-        embeds = self._decoder.embed_tokens(token_ids)
+        embeds = self._embed(token_ids)
         insert_images(embeds, images)
-        output = self._decoder(
-            inputs_embeds=embeds[None], position_ids=positions, use_cache=False, paged=paged
-        )
-        return output.last_hidden_state[0]  # type: ignore[no-any-return]
+        return self._stack(embeds, positions, images, paged)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `VisionLanguageModel.logits`."""
-        return self._head(hidden).float()  # type: ignore[no-any-return]
+        return self._head(hidden)
 
 
 def insert_images(embeds: Tensor, images: Sequence[ImageRows]) -> None:

@@ -1,5 +1,6 @@
 """From a directory or hub name to a model that runs in the engine."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from vlm_engine.models.qwen_vl import QwenVL
 from vlm_engine.models.smolvlm import smolvlm
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
 from vlm_engine.models.text import TextPrompts, text_model
+from vlm_engine.native.library import KernelsUnavailable, load_library
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +154,28 @@ def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozens
         stop_token_ids=stops,
         dtype=model.dtype,
         device=device,
+        use_kernels=_use_kernels(config, model.dtype, device),
     )
+
+
+def _use_kernels(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the CPU kernels are to be used; raises where they are asked for and cannot be had."""
+    fits = device.type == "cpu" and dtype == torch.bfloat16
+    if config.cpu_kernels == "torch" or not (fits or config.cpu_kernels == "native"):
+        return False
+    try:
+        load_library()
+    except KernelsUnavailable as error:
+        if config.cpu_kernels == "native":
+            raise ModelLoadError(f"cpu_kernels: native: {error}; or use cpu_kernels: auto") from None
+        log.info("the CPU runs on torch's kernels: %s", error)
+        return False
+    if not fits:
+        raise ModelLoadError(
+            f"cpu_kernels: native: they compute bfloat16 on the CPU, not {dtype} on {device}; "
+            "set dtype: bfloat16 and device: cpu, or use cpu_kernels: auto"
+        )
+    return True
 
 
 def _stop_token_ids(*values: int | list[int] | None) -> frozenset[int]:

@@ -7,10 +7,14 @@ of 0.34 ms, a head of 151,936 tokens in 19 instead of 27 ms.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from vlm_engine.native.ops import NativeGate, NativeLinear, NativeRMSNorm, can_pack
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +41,48 @@ class PackedLinear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)  # type: ignore[no-any-return]
 
 
-def pack_linears(module: Any) -> int:
+def pack_linears(module: Any, *, use_kernels: bool = False) -> int:
     """Replace the bfloat16 linear layers below `module` by packed ones; returns how many.
 
-    Does nothing where the layout is not to be had: on a GPU, in float32, or without oneDNN.
+    Does nothing where no packed layout is to be had: on a GPU, in float32, or without oneDNN.
+
+    Args:
+        module: Its own layers and all below.
+        use_kernels: Pack for our own kernels rather than oneDNN's.
     """
-    if not _can_pack():
+    if not use_kernels and not _can_pack():
         return 0
     num_packed = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and _is_packable(child):
-                setattr(parent, name, PackedLinear(child))
+                is_native = use_kernels and can_pack(child)
+                setattr(parent, name, NativeLinear(child) if is_native else PackedLinear(child))
                 num_packed += 1
     return num_packed
 
 
-def pack_head(head: nn.Linear) -> nn.Module:
-    """The layer in packed form where `pack_linears` would pack it, else as it is."""
+def pack_head(head: nn.Linear, *, use_kernels: bool = False) -> Callable[[Tensor], Tensor]:
+    """From hidden states to float32 logits, packed where `pack_linears` would pack the layer."""
+    if use_kernels and can_pack(head):
+        return NativeLinear(head).wide
     wrapped = nn.Sequential(head)
     pack_linears(wrapped)
-    return wrapped[0]
+    return lambda hidden: wrapped(hidden).float()
+
+
+def pack_tower(blocks: Iterable[Any], others: Iterable[Any]) -> None:
+    """Put a vision tower on our own kernels: its blocks' gated MLPs and RMS norms, all linear layers."""
+    for block in blocks:
+        if hasattr(block.mlp, "gate_proj") and isinstance(block.mlp.act_fn, nn.SiLU | SiLUActivation):
+            gate, down = NativeGate(block.mlp.gate_proj, block.mlp.up_proj), NativeLinear(block.mlp.down_proj)
+            block.mlp = nn.Sequential(gate, down)
+        for name in ("norm1", "norm2"):
+            norm: Any = getattr(block, name, None)
+            if hasattr(norm, "variance_epsilon"):
+                setattr(block, name, NativeRMSNorm(norm.weight, norm.variance_epsilon))
+    for module in (*blocks, *others):
+        pack_linears(module, use_kernels=True)
 
 
 def _is_packable(linear: nn.Linear) -> bool:

@@ -9,8 +9,9 @@ from torch import Tensor
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.models.base import ImageRows, ModelSpec
 from vlm_engine.models.decoder import insert_images
-from vlm_engine.models.packing import pack_head, pack_linears
+from vlm_engine.models.packing import pack_head
 from vlm_engine.models.qwen_prompt import QwenPrompts
+from vlm_engine.models.stack import make_stack
 from vlm_engine.models.tower import QwenTower
 
 
@@ -28,39 +29,20 @@ class QwenVL:
         self.spec = spec
         self.prompts = prompts
         self.encoder = QwenTower(model.model.visual, spec)
-        self._model = model
-        pack_linears(model.model.language_model)
-        self._head = pack_head(model.lm_head)
+        self._embed = model.model.language_model.embed_tokens
+        self._head = pack_head(model.lm_head, use_kernels=spec.use_kernels)
+        self._stack = make_stack(model.model.language_model, spec)
 
     @torch.inference_mode()
     def forward(
         self, token_ids: Tensor, positions: Tensor, images: Sequence[ImageRows], paged: AttentionMetadata
     ) -> Tensor:
         """See `VisionLanguageModel.forward`."""
-        decoder = self._model.model.language_model
-        embeds = decoder.embed_tokens(token_ids)
+        embeds = self._embed(token_ids)
         insert_images(embeds, images)
-        output = decoder(
-            inputs_embeds=embeds[None],
-            position_ids=positions[:, None],
-            use_cache=False,
-            paged=paged,
-            **_deepstack(images, embeds),
-        )
-        return output.last_hidden_state[0]  # type: ignore[no-any-return]
+        return self._stack(embeds, positions[:, None], images, paged)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `VisionLanguageModel.logits`."""
-        return self._head(hidden).float()  # type: ignore[no-any-return]
-
-
-def _deepstack(images: Sequence[ImageRows], embeds: Tensor) -> dict[str, Any]:
-    """The decoder's DeepStack arguments: which rows are image rows, and what each layer adds."""
-    if not images or len(images[0].features) == 1:
-        return {}
-    mask = torch.zeros(1, len(embeds), dtype=torch.bool, device=embeds.device)
-    for rows in images:
-        mask[0, rows.first_row : rows.first_row + len(rows.features[0])] = True
-    layers = zip(*(rows.features[1:] for rows in images), strict=True)
-    return {"visual_pos_masks": mask, "deepstack_visual_embeds": [torch.cat(layer) for layer in layers]}
+        return self._head(hidden)

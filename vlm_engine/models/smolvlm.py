@@ -11,8 +11,11 @@ from torch.nn.functional import linear
 
 from vlm_engine.models.base import ImageInput, ModelSpec
 from vlm_engine.models.decoder import DecoderModel
+from vlm_engine.models.packing import pack_tower
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
-from vlm_engine.models.tower import attend_both_ways, rows_per_slice_on
+from vlm_engine.models.tower import rows_per_slice_on
+from vlm_engine.models.tower_attention import TowerAttention, make_attention
+from vlm_engine.native.ops import NativeLinear, can_pack
 from vlm_engine.slices import Slice, TowerLayout, cut
 
 Grid = tuple[int, int, int]
@@ -31,14 +34,14 @@ class TileState:
         pixels: ``[num_rows, patch_dim]``, the patches of an image token together.
         positions: ``[num_rows]``, which learned position each patch has.
         hidden: ``[num_rows, hidden]``, after the slices run so far.
-        qkv: ``[3, num_rows, num_heads, head_dim]`` of the block at hand.
+        attention: Queries, keys and values of the block at hand.
         output: ``[num_tokens, text_hidden]``, filled by the last stage.
     """
 
     pixels: Tensor
     positions: Tensor
     hidden: Tensor
-    qkv: Tensor
+    attention: TowerAttention
     output: Tensor
 
 
@@ -60,6 +63,9 @@ class TileTower:
         self._spec = spec
         self._scale = int(model.connector.scale_factor)
         self._layers = self._vision.encoder.layers
+        self._projections = [_joined_projection(layer.self_attn, spec) for layer in self._layers]
+        if spec.use_kernels:
+            pack_tower(self._layers, [self._connector])
         size = rows_per_slice or rows_per_slice_on(spec.device)
         self._stages: dict[str, Callable[[TileState, Slice], None]] = {
             "embed": self._embed,
@@ -96,7 +102,7 @@ class TileTower:
             pixels,
             self._positions(image.grid),
             pixels.new_empty(num_rows, attention.embed_dim),
-            pixels.new_empty(3, num_rows, attention.num_heads, attention.head_dim),
+            make_attention(attention.num_heads, num_rows, attention.head_dim, self._spec),
             pixels.new_empty(num_rows // self._scale**2, width),
         )
 
@@ -127,15 +133,14 @@ class TileTower:
         state.hidden[rows] += embeddings.position_embedding(state.positions[rows])
 
     def _keys(self, state: TileState, part: Slice) -> None:
-        layer, rows = self._layers[part.index], slice(part.start, part.end)
-        normed, attention = layer.layer_norm1(state.hidden[rows]), layer.self_attn
-        for index, proj in enumerate((attention.q_proj, attention.k_proj, attention.v_proj)):
-            state.qkv[index, rows] = proj(normed).view(-1, *state.qkv.shape[2:])
+        layer = self._layers[part.index]
+        normed = layer.layer_norm1(state.hidden[part.start : part.end])
+        state.attention.put(self._projections[part.index](normed), part.start, None)
 
     def _rows(self, state: TileState, part: Slice) -> None:
         """Attention, output projection, residuals and MLP of the slice's rows, in place."""
         layer, rows = self._layers[part.index], slice(part.start, part.end)
-        attended = attend_both_ways(state.qkv[0, None, rows], *state.qkv[1:, None])[0]
+        attended = state.attention.rows(part.start, part.end, (0, len(state.hidden)))
         hidden = state.hidden[rows] + layer.self_attn.out_proj(attended.flatten(1))
         state.hidden[rows] = hidden + layer.mlp(layer.layer_norm2(hidden))
 
@@ -145,6 +150,15 @@ class TileTower:
         normed = self._vision.post_layernorm(state.hidden[part.start : part.end])
         merged = self._connector.modality_projection(normed.view(len(normed) // unit, -1))
         state.output[part.start // unit : part.end // unit] = merged
+
+
+def _joined_projection(attention: Any, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
+    """From normed rows to queries, keys and values side by side."""
+    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+    if spec.use_kernels and all(map(can_pack, layers)):
+        attention.q_proj = attention.k_proj = attention.v_proj = None
+        return NativeLinear(*layers)
+    return lambda normed: torch.cat([layer(normed) for layer in layers], dim=-1)
 
 
 def learned_positions(count: int, num_per_side: int, device: torch.device) -> Tensor:

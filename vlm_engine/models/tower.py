@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear
 from transformers.vision_utils import (
     get_vision_interpolation_indices_and_weights,
     get_vision_position_ids,
@@ -19,6 +19,8 @@ from transformers.vision_utils import (
 )
 
 from vlm_engine.models.base import ImageInput, ModelSpec
+from vlm_engine.models.packing import pack_tower
+from vlm_engine.models.tower_attention import TowerAttention, make_attention
 from vlm_engine.slices import Slice, TowerLayout, cut, segments_between
 
 Grid = tuple[int, int, int]
@@ -36,8 +38,7 @@ class EncoderState:
         hidden: ``[num_rows, hidden]``, after the slices run so far.
         cos: ``[num_rows, 1, head_dim]``, float32.
         sin: As `cos`.
-        qkv: ``[3, num_heads, num_rows, head_dim]`` of the block at hand, rotated; by heads, since
-            attention reads a head's keys as one piece of memory (a quarter faster on a CPU).
+        attention: Queries, keys and values of the block at hand.
         outputs: ``[num_tokens, out_hidden]`` for each merger, filled as it is run.
         restore: Order of the tokens that undoes the window order, if there is one.
         position_embeds: ``[num_rows, hidden]``, where the tower learns positions.
@@ -48,7 +49,7 @@ class EncoderState:
     hidden: Tensor
     cos: Tensor
     sin: Tensor
-    qkv: Tensor
+    attention: TowerAttention
     outputs: list[Tensor] = field(default_factory=list)
     restore: Tensor | None = None
     position_embeds: Tensor | None = None
@@ -71,6 +72,8 @@ class QwenTower:
         self._unit = int(visual.spatial_merge_size) ** 2
         self._is_windowed = hasattr(visual, "fullatt_block_indexes")
         self._mergers = [visual.merger, *getattr(visual, "deepstack_merger_list", ())]
+        if spec.use_kernels:
+            pack_tower(visual.blocks, self._mergers)
         self._stages: dict[str, Callable[[EncoderState, Slice], None]] = {
             "embed": self._embed,
             "keys": self._keys,
@@ -126,7 +129,7 @@ class QwenTower:
             hidden,
             cos[:, None].float(),
             sin[:, None].float(),
-            torch.empty(3, heads, num_rows, hidden.shape[1] // heads, dtype=dtype, device=device),
+            make_attention(heads, num_rows, hidden.shape[1] // heads, self._spec),
             [torch.empty(0)] * len(self._mergers),
             None if order is None else torch.argsort(order[:: self._unit] // self._unit).to(device),
             self._position_embeds(grid, device),
@@ -176,27 +179,21 @@ class QwenTower:
 
     def _keys(self, state: EncoderState, part: Slice) -> None:
         block, rows = self._visual.blocks[part.index], slice(part.start, part.end)
-        normed = block.norm1(state.hidden[rows])
-        num_heads, head_dim = state.qkv.shape[1], state.qkv.shape[3]
-        qkv = block.attn.qkv(normed).view(len(normed), 3, num_heads, head_dim)
-        state.qkv[:2, :, rows] = _rotate(qkv[:, :2], state.cos[rows], state.sin[rows]).permute(1, 2, 0, 3)
-        state.qkv[2, :, rows] = qkv[:, 2].transpose(0, 1)
+        qkv = block.attn.qkv(block.norm1(state.hidden[rows]))
+        state.attention.put(qkv, part.start, (state.cos[rows], state.sin[rows]))
 
     def _rows(self, state: EncoderState, part: Slice) -> None:
         ends = state.layout.frames
         end = next(stop for stop in ends if stop >= part.end)
         begin = max((stop for stop in ends if stop <= part.start), default=0)
-        keys, values = state.qkv[1:, None, :, begin:end]
-        attended = scaled_dot_product_attention(state.qkv[0, None, :, part.start : part.end], keys, values)
-        self._finish_rows(state, part, attended[0].transpose(0, 1))
+        self._finish_rows(state, part, state.attention.rows(part.start, part.end, (begin, end)))
 
     def _windows_stage(self, state: EncoderState, part: Slice) -> None:
         self._keys(state, part)
         windows = state.layout.windows
         assert windows is not None, "a windowed slice in a tower without windows"
-        runs = _equal_runs(segments_between(windows, part.start, part.end))
-        attended = [_attend_windows(state.qkv[:, :, begin:end], count) for begin, end, count in runs]
-        self._finish_rows(state, part, torch.cat(attended))
+        segments = segments_between(windows, part.start, part.end)
+        self._finish_rows(state, part, state.attention.windows(segments))
 
     def _finish_rows(self, state: EncoderState, part: Slice, attended: Tensor) -> None:
         """Output projection, residuals and MLP of the slice's rows, in place."""
@@ -215,35 +212,3 @@ class QwenTower:
 def rows_per_slice_on(device: torch.device) -> int:
     """Rows of a slice that a device computes in a few milliseconds."""
     return ROWS_ON_CPU if device.type == "cpu" else ROWS_ON_GPU
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in float32, as the stock tower does; ``[rows, 2, heads, head_dim]``."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return wide * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
-
-
-def attend_both_ways(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention both ways over ``[windows, rows, heads, head_dim]``."""
-    q, k, v = (t.transpose(1, 2) for t in (query, keys, values))
-    return scaled_dot_product_attention(q, k, v).transpose(1, 2)
-
-
-def _attend_windows(qkv: Tensor, num_windows: int) -> Tensor:
-    """Attention inside windows of one size: ``[3, heads, rows, head_dim]`` to ``[rows, heads, head_dim]``."""
-    _, num_heads, num_rows, head_dim = qkv.shape
-    query, keys, values = qkv.reshape(3, num_heads, num_windows, -1, head_dim)
-    attended = scaled_dot_product_attention(query, keys, values)
-    return attended.reshape(num_heads, num_rows, head_dim).transpose(0, 1)
-
-
-def _equal_runs(segments: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Neighbouring windows of one size as ``(begin, end, count)``, to be attended in one call."""
-    runs: list[tuple[int, int, int]] = []
-    for begin, end in segments:
-        if runs and (runs[-1][1] - runs[-1][0]) == (end - begin) * runs[-1][2]:
-            runs[-1] = (runs[-1][0], end, runs[-1][2] + 1)
-        else:
-            runs.append((begin, end, 1))
-    return runs
