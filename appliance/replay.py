@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import redis.asyncio
-
 from appliance.describer import Describer
 from appliance.display import Display
 from appliance.jobs import Description, decode_description
@@ -22,7 +20,7 @@ from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import BUNDLED_VLM, Settings, SettingsError
 from appliance.tasks import outlast, run_beside
-from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
+from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader, forget_queue
 from vision.detector import Detector
 from vlm_engine import AsyncEngine, EngineStopped
 
@@ -178,8 +176,7 @@ class Replay:
 
     async def _forget(self, queue: QueueConfig) -> None:
         """Removes this run's keys from a Redis that others use too."""
-        async with redis.asyncio.Redis.from_url(self._url) as client:
-            await client.delete(*queue.keys)
+        await forget_queue(self._url, queue)
 
     def _summarize(self, player: Player) -> int:
         counts = player.counts

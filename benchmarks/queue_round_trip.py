@@ -29,8 +29,9 @@ def produce(url: str, jobs: int, rate: float, size: int) -> None:
         for number in range(jobs):
             if rate:
                 time.sleep(max(0.0, start + number / rate - time.monotonic()))
+            body = os.urandom(size)
             before = time.time()
-            producer.put(Job(f"{os.getpid()}-{number}", "cam", os.urandom(size), created_at=before))
+            producer.put(Job(f"{os.getpid()}-{number}", "cam", body, created_at=before))
             put_ms.append((time.time() - before) * 1000)
     json.dump(put_ms, sys.stdout)
 

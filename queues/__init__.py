@@ -8,7 +8,7 @@ server = EmbeddedServer()              # where there is no Redis: server.url
 
 from queues.config import QueueConfig
 from queues.connection import connect, connect_async
-from queues.consumer import JobConsumer
+from queues.consumer import JobConsumer, forget_queue
 from queues.embedded import EmbeddedServer
 from queues.errors import (
     JobTooLarge,
@@ -44,5 +44,6 @@ __all__ = [
     "ServerTooOld",
     "connect",
     "connect_async",
+    "forget_queue",
     "safe_url",
 ]

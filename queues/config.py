@@ -13,6 +13,7 @@ class QueueConfig:
 
     `when_full` says what `put` does at `max_len` jobs or `max_bytes` of bodies: drop the oldest waiting
     job (live cameras, where the newest matters) or wait for room (recorded video, where nothing may be lost).
+    Of the jobs with the same `slot` only the newest `max_per_slot` wait; a newer one replaces the oldest.
     A worker that is silent for `visibility_s` loses its jobs to another one. A job is delivered at most
     `max_deliveries` times and then goes to the dead-letter stream.
     """
@@ -23,6 +24,7 @@ class QueueConfig:
     max_len: int = 256
     max_bytes: int = 128 * 2**20
     max_body_bytes: int = 16 * 2**20
+    max_per_slot: int = 1
     max_deliveries: int = 3
     visibility_s: float = 60.0
     retry_delay_s: float = 1.0
@@ -58,8 +60,13 @@ class QueueConfig:
 
     @property
     def keys(self) -> list[str]:
-        """The keys that every script takes: stream, counts, dead letters, results."""
-        return [self.stream, self.key("counts"), self.dead, self.results]
+        """The keys that every script takes: stream, counts, dead letters, results, wake."""
+        return [self.stream, self.key("counts"), self.dead, self.results, self.wake]
+
+    @property
+    def wake(self) -> str:
+        """Name of the stream that tells waiting workers of a put."""
+        return self.key("wake")
 
     def key(self, name: str) -> str:
         """A key that lives on the same Redis Cluster node as the stream, by its hash tag."""

@@ -5,6 +5,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, Self
 
@@ -29,7 +30,10 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _delivery(entry_id: bytes, fields: dict[bytes, bytes], times_delivered: int, now_ms: int) -> Delivery:
+def _delivery(
+    entry_id: bytes, flat: list[bytes], times_delivered: int, now_ms: int, waited_ms: float | None = None
+) -> Delivery:
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
     expires_at = fields[b"expires_at"]
     job = Job(
         job_id=fields[b"job_id"].decode(),
@@ -37,9 +41,21 @@ def _delivery(entry_id: bytes, fields: dict[bytes, bytes], times_delivered: int,
         body=fields[b"body"],
         created_at=float(fields[b"created_at"]),
         expires_at=float(expires_at) if expires_at else None,
+        slot=fields.get(b"slot", b"").decode() or None,
     )
     queue_ms = max(0.0, now_ms - int(entry_id.partition(b"-")[0]))
-    return Delivery(job, entry_id.decode(), times_delivered, queue_ms)
+    waited_ms = queue_ms if waited_ms is None else waited_ms
+    num_replaced = int(fields.get(b"num_replaced", 0))
+    return Delivery(job, entry_id.decode(), times_delivered, queue_ms, waited_ms, num_replaced)
+
+
+async def forget_queue(url: str, config: QueueConfig) -> None:
+    """Delete a queue that nobody uses any more, with all that waits in it; raises `QueueUnavailable`."""
+    link = Link(url, config)
+    try:
+        await link.run(scripts.FORGET, "")
+    finally:
+        await link.close()
 
 
 class JobConsumer:
@@ -56,6 +72,8 @@ class JobConsumer:
         self._held: dict[str, tuple[Delivery, float]] = {}
         self._cursor = "0-0"
         self._next_claim = 0.0
+        self._last_wake: bytes | str = "0-0"
+        self.longest_wait_s = 0.0
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -74,15 +92,20 @@ class JobConsumer:
         await self._link.run(scripts.SWEEP, self.name, _GONE_AFTER_MS)
         self._keeper = asyncio.create_task(self._keep(), name=f"queue-leases-{self.name}")
 
-    async def take(self, max_jobs: int, block_ms: float = 1000) -> list[Delivery]:
+    async def take(
+        self, max_jobs: int, block_ms: float = 1000, *, hold: Collection[str] = ()
+    ) -> list[Delivery]:
         """Up to `max_jobs` jobs, waiting up to `block_ms` for the first; jobs of dead workers come first.
+
+        Keys take turns, the oldest job of each; those of `hold` are passed over and their jobs wait.
+        `longest_wait_s` is then how long the most patient of the others waits.
 
         Never raises for an outage: it returns nothing and `is_healthy` turns False. If the call is cancelled,
         jobs that were on their way come again after `visibility_s`.
         """
 
         async def attempt(left_s: float) -> list[Delivery]:
-            return await self._claim(max_jobs) or await self._read(max_jobs, left_s)
+            return await self._claim(max_jobs) or await self._take(max_jobs, hold, left_s)
 
         return await self._link.poll(attempt, block_ms)
 
@@ -121,6 +144,14 @@ class JobConsumer:
             error,
             config.dead_max_len,
         )
+        return bool(answer == 1)
+
+    async def drop(self, delivery: Delivery, reason: str) -> bool:
+        """End a job without an answer and count it under `reason`; False when another worker has it.
+
+        Waits through an outage as `finish` does.
+        """
+        answer = await self._settle(scripts.DROP, delivery, len(delivery.job.body), reason)
         return bool(answer == 1)
 
     async def status(self) -> QueueStatus:
@@ -165,35 +196,26 @@ class JobConsumer:
         self._cursor = answer[0].decode()
         if self._cursor == "0-0":
             self._next_claim = time.monotonic() + min(_CLAIM_EVERY_S, config.visibility_s / 4)
-        found = [
-            _delivery(entry_id, dict(zip(flat[::2], flat[1::2], strict=True)), times, answer[1])
-            for entry_id, flat, times in answer[2]
-        ]
+        found = [_delivery(entry_id, flat, times, answer[1]) for entry_id, flat, times in answer[2]]
         return self._hold([delivery for delivery in found if delivery.entry_id not in self._held])
 
-    async def _read(self, max_jobs: int, left_s: float) -> list[Delivery]:
-        config = self.config
-        block_s = min(left_s, config.max_block_s, max(0.001, self._next_claim - time.monotonic()))
-        reply: Any = await self._link.ask(
-            lambda: self._link.reads.xreadgroup(
-                config.group,
-                self.name,
-                {config.stream: ">"},
-                count=max_jobs,
-                block=_milliseconds(block_s) if left_s else None,
-            )
-        )
-        return await self._admit(reply[0][1]) if reply else []
+    async def _take(self, max_jobs: int, hold: Collection[str], left_s: float) -> list[Delivery]:
+        answer = await self._link.run(scripts.TAKE, self.name, max_jobs, *hold)
+        if answer is None:
+            return []
+        now_ms, found, longest_ms, self._last_wake = answer
+        self.longest_wait_s = longest_ms / 1000
+        if not found and left_s:
+            await self._wait_for_put(left_s)
+        return self._hold([_delivery(entry_id, flat, 1, now_ms, ms) for entry_id, flat, ms in found])
 
-    async def _admit(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> list[Delivery]:
-        rows = [
-            (entry_id, fields[b"job_id"], fields[b"deadline_ms"], len(fields[b"body"]))
-            for entry_id, fields in entries
-        ]
-        answer = await self._link.run(scripts.ADMIT, self.name, *(item for row in rows for item in row))
-        now_ms, wanted = answer or (0, [])
-        known = dict(entries)
-        return self._hold([_delivery(entry_id, known[entry_id], 1, now_ms) for entry_id in wanted])
+    async def _wait_for_put(self, left_s: float) -> None:
+        """Sleep until a job comes (also one since the last look), or silent workers are due."""
+        due_s = max(0.001, self._next_claim - time.monotonic())
+        block_ms = _milliseconds(min(left_s, self.config.max_block_s, due_s))
+        await self._link.ask(
+            lambda: self._link.reads.xread({self.config.wake: self._last_wake}, block=block_ms)
+        )
 
     def _hold(self, deliveries: list[Delivery]) -> list[Delivery]:
         now = time.monotonic()

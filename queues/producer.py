@@ -95,6 +95,7 @@ class JobProducer:
             token,
             job.job_id,
             job.key,
+            job.slot or "",
             repr(job.created_at),
             "" if job.expires_at is None else repr(job.expires_at),
             ttl_ms,
@@ -102,6 +103,7 @@ class JobProducer:
             round(self.config.dedup_ttl_s * 1000),
             self.config.max_len,
             self.config.max_bytes,
+            self.config.max_per_slot,
             int(self.config.when_full == "drop_oldest"),
             *(item for drop in drops.items() if drop[1] for item in drop),
         ]

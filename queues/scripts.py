@@ -1,138 +1,165 @@
 """The queue's state changes as Lua scripts: each is atomic, so a killed process leaves no half-done step.
 
-KEYS are always stream, counts, dead letters, results; ARGV starts with group and consumer.
-An entry has the fields job_id, key, created_at, expires_at, deadline_ms, body. The key `job:<id>` holds a job
-id's state for `dedup_ttl_s`: the token of the `put` that queued it, then `done:<the delivery's token>`.
+An entry has the fields job_id, key, slot, created_at, expires_at, deadline_ms, num_replaced, body. The key
+`job:<id>` holds a job id's state for `dedup_ttl_s`: the token of the `put` that queued it, then
+`done:<the delivery's token>`.
 
 invariant: a job's entry stays in the stream until it is finished, buried or dropped, and is then deleted, so
 XLEN is what waits plus what is pending, and `bytes` in counts is the size of exactly these bodies.
 
 why: scripts instead of XADD's `MAXLEN ~`: that trims the oldest entries, which are the ones being worked on,
-and does not tell how many nor how many bytes went.
+and does not tell how many nor how many bytes went. And lines of our own instead of XREADGROUP's order: that
+serves who floods the queue, at the cost of who does not.
 """
 
-_PRELUDE = """
-local stream, counts, dead, results = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local group, consumer = ARGV[1], ARGV[2]
-
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function state_key(job_id) return '{' .. stream .. '}:job:' .. job_id end
-
-local function count(name, number) redis.call('HINCRBY', counts, name, number) end
-
-local function is_done(job_id)
-  local state = redis.call('GET', state_key(job_id))
-  return state and string.sub(state, 1, 5) == 'done:'
-end
-
-local function fields_of(entry)
-  local fields = {}
-  for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
-  return fields
-end
-
-local function remove(entry_id, size)
-  redis.call('XACK', stream, group, entry_id)
-  if redis.call('XDEL', stream, entry_id) == 1 then count('bytes', -size) end
-end
-
-local function bury(entry_id, job, times, reason, max_len)
-  remove(entry_id, #job.body)
-  redis.call('XADD', dead, 'MAXLEN', '~', max_len, '*', 'job_id', job.job_id, 'key', job.key,
-    'times_delivered', times, 'reason', reason, 'body', job.body)
-  count('dropped:dead', 1)
-end
-
-local function held_by_us(entry_id)
-  return #redis.call('XPENDING', stream, group, entry_id, entry_id, 1, consumer) == 1
-end
-"""
+from queues.prelude import BOOKS, LINES
 
 PUT = (
-    _PRELUDE
+    LINES
     + """
--- ARGV: token, job_id, key, created_at, expires_at, ttl_ms, body, dedup_ttl_ms, max_len, max_bytes, may_drop,
---       then reason, number of drops that the producer counted by itself.
+-- ARGV: token, job_id, key, slot, created_at, expires_at, ttl_ms, body, dedup_ttl_ms, max_len, max_bytes,
+--       max_per_slot, may_drop, then reason, number of drops that the producer counted by itself.
 -- Returns 1 queued, 0 duplicate, -1 no room.
-local token, job_id, body = ARGV[3], ARGV[4], ARGV[9]
-local max_len, max_bytes, may_drop = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13] == '1'
+local token, job_id, key, slot, body = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[10]
+local max_len, max_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
+local max_per_slot, may_drop = tonumber(ARGV[14]), ARGV[15] == '1'
 
 local known = redis.call('GET', state_key(job_id))
 if known == token then return 1 end
 local length = redis.call('XLEN', stream)
-if length == 0 then redis.call('HSET', counts, 'bytes', 0) end
-local bytes = tonumber(redis.call('HGET', counts, 'bytes') or 0) + #body
-local is_over = length > 0 and (length + 1 > max_len or bytes > max_bytes)
-if not known and is_over and not may_drop then return -1 end
+if length == 0 then
+  -- why: HSET first; a script that began with a DEL may grow a memory that is full.
+  redis.call('HSET', counts, 'bytes', 0)
+  forget_lines()
+end
+local bytes = tonumber(redis.call('HGET', counts, 'bytes') or 0)
 
-for i = 14, #ARGV, 2 do count('dropped:' .. ARGV[i], ARGV[i + 1]) end
+-- The slot's jobs that this one replaces, and the places of all of them.
+local replaced, kept, places = {}, {}, {}
+if slot ~= '' and not known then
+  local rows = redis.call('ZRANGE', line(key), 0, -1, 'WITHSCORES')
+  for i = 1, #rows, 2 do
+    if redis.call('HGET', slots, rows[i]) == slot then
+      kept[#kept + 1], places[#places + 1] = rows[i], rows[i + 1]
+    end
+  end
+  while #kept >= max_per_slot do replaced[#replaced + 1] = table.remove(kept, 1) end
+end
+
+local function is_over()
+  return length > 0 and (length + 1 > max_len or bytes + #body > max_bytes)
+end
+if not known and #replaced == 0 and not may_drop and is_over() then return -1 end
+
+for i = 16, #ARGV, 2 do count('dropped:' .. ARGV[i], ARGV[i + 1]) end
 if known then
   count('duplicates', 1)
   return 0
 end
+redis.call('SET', state_key(job_id), token, 'PX', ARGV[11])
+count('put', 1)
+
+-- invariant: who replaces a waiting job takes its place, and the key keeps its turn: being new costs neither.
+local place, num_replaced = next_place(), 0
+if #replaced > 0 then
+  for i, entry_id in ipairs(kept) do redis.call('ZADD', line(key), places[i], entry_id) end
+  place = places[#kept + 1]
+end
+local turn = redis.call('ZSCORE', turns, key)
+for _, entry_id in ipairs(replaced) do
+  local old, size = drop_waiting(key, entry_id, 'replaced')
+  num_replaced = num_replaced + 1 + (old and tonumber(old.num_replaced) or 0)
+  length, bytes = length - 1, bytes - size
+end
+
+-- The key whose waiting jobs take the most room, this job included; among equals the putting one.
+local function heaviest(by_length)
+  local found, most = false, -1
+  for _, other in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+    local is_own = other == key
+    local load = by_length and redis.call('ZCARD', line(other)) or tonumber(redis.call('HGET', loads, other))
+    if is_own then load = load + (by_length and 1 or #body) end
+    if load > most or (load == most and is_own) then found, most = other, load end
+  end
+  return found
+end
+
+while may_drop and is_over() do
+  local victim = heaviest(length + 1 > max_len)
+  if not victim then
+    count('dropped:overflow', 1)
+    return 1
+  end
+  local _, size = drop_waiting(victim, redis.call('ZRANGE', line(victim), 0, 0)[1], 'overflow')
+  length, bytes = length - 1, bytes - size
+end
 
 local deadline_ms = ''
-if ARGV[8] ~= '' then deadline_ms = string.format('%d', now_ms() + ARGV[8]) end
-redis.call('SET', state_key(job_id), token, 'PX', ARGV[10])
-redis.call('XADD', stream, '*', 'job_id', job_id, 'key', ARGV[5], 'created_at', ARGV[6],
-  'expires_at', ARGV[7], 'deadline_ms', deadline_ms, 'body', body)
+if ARGV[9] ~= '' then deadline_ms = string.format('%d', now_ms() + ARGV[9]) end
+local entry_id = redis.call('XADD', stream, '*', 'job_id', job_id, 'key', key, 'slot', slot,
+  'created_at', ARGV[7], 'expires_at', ARGV[8], 'deadline_ms', deadline_ms,
+  'num_replaced', num_replaced, 'body', body)
 count('bytes', #body)
-count('put', 1)
-length = length + 1
-
-local function last_delivered()
-  for _, row in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local info = {}
-    for i = 1, #row, 2 do info[row[i]] = row[i + 1] end
-    if info.name == group then return info['last-delivered-id'] end
-  end
-  return '0-0'
-end
-
-local first = is_over and '(' .. last_delivered()
-while is_over do
-  local oldest = redis.call('XRANGE', stream, first, '+', 'COUNT', 1)[1]
-  if not oldest then break end
-  local size = #fields_of(oldest).body
-  redis.call('XDEL', stream, oldest[1])
-  count('bytes', -size)
-  count('dropped:overflow', 1)
-  length, bytes = length - 1, bytes - size
-  is_over = length > max_len or bytes > max_bytes
-end
+join(key, entry_id, #body, slot, place)
+if #replaced > 0 and turn then redis.call('ZADD', turns, turn, key) end
+redis.call('XADD', wake, 'MAXLEN', 1, '*', 'key', key)
 return 1
 """
 )
 
-ADMIT = (
-    _PRELUDE
+TAKE = (
+    LINES
     + """
--- Looks at entries that were just delivered for the first time.
--- ARGV: (entry_id, job_id, deadline_ms, size)...
--- Returns the server's time and the ids of the entries that are worth working on.
-local now, wanted = now_ms(), {}
-for i = 3, #ARGV, 4 do
-  local entry_id, job_id, deadline_ms, size = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]
-  if is_done(job_id) then
-    remove(entry_id, size)
-    count('duplicates', 1)
-  elseif deadline_ms and deadline_ms <= now then
-    remove(entry_id, size)
-    count('dropped:expired', 1)
-  else
-    wanted[#wanted + 1] = entry_id
+-- Takes the oldest job of the key whose turn it is, again and again. ARGV: max_jobs, then keys to pass over.
+-- Returns the server's time, (entry_id, fields, ms that its place waited)..., the longest wait that is left
+-- in ms, and the id behind which `wake` tells of the next put.
+local max_jobs, passed = tonumber(ARGV[3]), {}
+for i = 4, #ARGV do passed[ARGV[i]] = true end
+local now, found, longest = now_ms(), {}, 0
+if redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis.call('HLEN', slots) then
+  reindex()
+end
+
+local function next_key()
+  for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+    if not passed[key] then return key end
   end
 end
-return {now, wanted}
+
+local function wait_of(place) return math.max(0, math.floor(now - tonumber(place) / 1000)) end
+
+local key = next_key()
+while key and #found < max_jobs do
+  local entry_id, place = unpack(redis.call('ZRANGE', line(key), 0, 0, 'WITHSCORES'))
+  local entry = entry_of(entry_id)
+  local job = entry and fields_of(entry)
+  if not job or is_late(job, now) then
+    drop_waiting(key, entry_id, 'expired')
+  else
+    leave(key, entry_id, #job.body)
+    if is_done(job.job_id) then
+      remove(entry_id, #job.body)
+      count('duplicates', 1)
+    else
+      redis.call('XCLAIM', stream, group, consumer, 0, entry_id, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
+      redis.call('ZADD', turns, 'XX', next_place(), key)
+      found[#found + 1] = {entry_id, entry[2], wait_of(place)}
+    end
+  end
+  key = next_key()
+end
+
+for _, other in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+  local head = redis.call('ZRANGE', line(other), 0, 0, 'WITHSCORES')
+  if not passed[other] then longest = math.max(longest, wait_of(head[2])) end
+end
+local last = redis.call('XREVRANGE', wake, '+', '-', 'COUNT', 1)[1]
+return {now, found, longest, last and last[1] or '0-0'}
 """
 )
 
 CLAIM = (
-    _PRELUDE
+    BOOKS
     + """
 -- Takes over entries whose worker has been silent. ARGV: visibility_ms, cursor, max_jobs, max_deliveries,
 -- dead_max_len. Returns the next cursor, the server's time and (entry_id, fields, times_delivered)...
@@ -143,11 +170,10 @@ if #reply[3] > 0 then count('dropped:expired', #reply[3]) end
 for _, entry in ipairs(reply[2]) do
   local job = fields_of(entry)
   local times = redis.call('XPENDING', stream, group, entry[1], entry[1], 1)[1][4]
-  local deadline_ms = tonumber(job.deadline_ms)
   if is_done(job.job_id) then
     remove(entry[1], #job.body)
     count('duplicates', 1)
-  elseif deadline_ms and deadline_ms <= now then
+  elseif is_late(job, now) then
     remove(entry[1], #job.body)
     count('dropped:expired', 1)
   elseif times > max_deliveries then
@@ -161,7 +187,7 @@ return {reply[1], now, wanted}
 )
 
 FINISH = (
-    _PRELUDE
+    BOOKS
     + """
 -- ARGV: entry_id, size, job_id, key, token, result, dedup_ttl_ms, result_max_len.
 -- Returns 1 when this delivery's result is the one that was stored, 0 when another one was.
@@ -182,13 +208,13 @@ return 1
 )
 
 FAIL = (
-    _PRELUDE
+    BOOKS
     + """
 -- ARGV: entry_id, times_delivered, max_deliveries, idle_ms (how silent it shall look), reason, dead_max_len.
 -- Returns 1 to be delivered again, 0 buried or gone, -1 when another worker has it.
 local entry_id, times = ARGV[3], tonumber(ARGV[4])
 if not held_by_us(entry_id) then return -1 end
-local entry = redis.call('XRANGE', stream, entry_id, entry_id)[1]
+local entry = entry_of(entry_id)
 if not entry then
   redis.call('XACK', stream, group, entry_id)
   count('dropped:expired', 1)
@@ -204,8 +230,20 @@ return 1
 """
 )
 
+DROP = (
+    BOOKS
+    + """
+-- Ends a job that is not worth an answer any more. ARGV: entry_id, size, reason.
+-- Returns 1 dropped, 0 when another worker has it.
+if not held_by_us(ARGV[3]) then return 0 end
+remove(ARGV[3], ARGV[4])
+count('dropped:' .. ARGV[5], 1)
+return 1
+"""
+)
+
 RENEW = (
-    _PRELUDE
+    BOOKS
     + """
 -- Keeps the leases of the given entries. ARGV: entry_id... Returns the ids that are not ours any more.
 local lost = {}
@@ -221,7 +259,7 @@ return lost
 )
 
 RELEASE = (
-    _PRELUDE
+    BOOKS
     + """
 -- Gives entries back unworked, to be claimed at once.
 -- ARGV: visibility_ms, then (entry_id, times_delivered)...
@@ -239,7 +277,7 @@ return 1
 )
 
 SWEEP = (
-    _PRELUDE
+    BOOKS
     + """
 -- Forgets workers that left nothing behind. ARGV: idle_ms from which a worker counts as gone.
 for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
@@ -254,14 +292,30 @@ return 1
 )
 
 STATUS = (
-    _PRELUDE
+    LINES
     + """
--- Returns length, pending, dead, age of the oldest entry in ms, and counts as a flat list. Read only.
+-- Returns length, pending, dead, age of the oldest entry in ms, counts as a flat list, and by key (name,
+-- number of waiting jobs, ms that the first has waited for its turn)... Read only.
+local now, age, waiting = now_ms(), 0, {}
 local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-local age = 0
-if oldest then age = now_ms() - tonumber(string.match(oldest[1], '^%d+')) end
+if oldest then age = now - tonumber(string.match(oldest[1], '^%d+')) end
 local summary = redis.pcall('XPENDING', stream, group)
 local pending = summary.err and 0 or summary[1]
-return {redis.call('XLEN', stream), pending, redis.call('XLEN', dead), age, redis.call('HGETALL', counts)}
+for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+  local head = redis.call('ZRANGE', line(key), 0, 0, 'WITHSCORES')
+  waiting[#waiting + 1] = {key, redis.call('ZCARD', line(key)), math.floor(now - tonumber(head[2]) / 1000)}
+end
+local length, num_dead = redis.call('XLEN', stream), redis.call('XLEN', dead)
+return {length, pending, num_dead, age, redis.call('HGETALL', counts), waiting}
+"""
+)
+
+FORGET = (
+    LINES
+    + """
+-- Deletes all that the queue keeps, but for the ids of its jobs, which expire.
+forget_lines()
+redis.call('DEL', unpack(KEYS))
+return 1
 """
 )

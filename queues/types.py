@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 class Job:
     """One piece of work; `body` is opaque to the queue.
 
-    `job_id` makes every step idempotent: one id is queued once and answered once. `key` is the camera.
-    Times are unix seconds; `expires_at=None` never expires.
+    `job_id` makes every step idempotent: one id is queued once and answered once. `key` is the camera: keys
+    take turns. Of the waiting jobs of a key with the same `slot` the queue keeps only the newest; None is
+    never replaced. Times are unix seconds; `expires_at=None` never expires.
     """
 
     job_id: str
@@ -17,6 +18,7 @@ class Job:
     body: bytes
     created_at: float
     expires_at: float | None = None
+    slot: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,16 @@ class Delivery:
     """A job in the hands of one worker, which owes the queue a `finish` or a `fail`.
 
     `times_delivered` counts this delivery too (1 is the first). `queue_ms` is the time from the
-    producer's `put` to this delivery, by the server's clock.
+    producer's `put` to this delivery, by the server's clock, `waited_ms` that from when its place in the
+    line was taken: the job itself may be newer, it has replaced `num_replaced` others.
     """
 
     job: Job
     entry_id: str
     times_delivered: int
     queue_ms: float
+    waited_ms: float = 0.0
+    num_replaced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,9 @@ class QueueStatus:
     """A snapshot of the queue, the same from every process; counts are since the server's start.
 
     `depth` jobs wait, `pending` are with workers, `dead` lie in the dead-letter stream, `num_bytes` is the
-    size of all bodies that wait or are pending. `dropped` maps a reason to a count: `overflow`,
-    `expired`, `dead`, and the reasons that producers add themselves.
+    size of all bodies that wait or are pending. `dropped` maps a reason to a count: `overflow`, `replaced`,
+    `expired`, `dead`, and the reasons that producers and workers add themselves. `waiting` has the depth by
+    key, `longest_wait_s` is how long the most patient of these waits for its turn.
     """
 
     depth: int
@@ -62,6 +68,8 @@ class QueueStatus:
     num_duplicates: int
     oldest_age_s: float
     dropped: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+    longest_wait_s: float = 0.0
 
     @property
     def num_dropped(self) -> int:

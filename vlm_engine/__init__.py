@@ -8,19 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vlm_engine.books import HistogramSnapshot, WorkStats
-from vlm_engine.config import EngineConfig
+from vlm_engine.config import EngineConfig, TurnConfig
 from vlm_engine.errors import (
     EngineError,
     EngineStopped,
+    GateError,
     ImageRejected,
     ModelLoadError,
     PromptTooLong,
     RequestError,
     UnsupportedModel,
 )
+from vlm_engine.gate_client import GateClient
 from vlm_engine.metrics import ClassStats, EngineStats
 from vlm_engine.request import GenerationRequest, Timings, TokenEvent, Usage
 from vlm_engine.sampling_params import SamplingParams
+from vlm_engine.turn import TurnStats
 
 if TYPE_CHECKING:
     from vlm_engine.async_engine import AsyncEngine
@@ -42,6 +45,8 @@ __all__ = [
     "EngineProcess",
     "EngineStats",
     "EngineStopped",
+    "GateClient",
+    "GateError",
     "GenerationRequest",
     "HistogramSnapshot",
     "ImageRejected",
@@ -51,6 +56,8 @@ __all__ = [
     "SamplingParams",
     "Timings",
     "TokenEvent",
+    "TurnConfig",
+    "TurnStats",
     "UnsupportedModel",
     "Usage",
     "WorkStats",

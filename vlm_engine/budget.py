@@ -1,6 +1,7 @@
 """How much a step may do: counted in tokens, or in milliseconds of an operator's target."""
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -21,8 +22,14 @@ class StepBudget(Protocol):
     max_num_batched_tokens: int
     counts: Counter[str]
 
-    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
-        """Start a step at `now` (seconds on the scheduler's clock)."""
+    def begin(
+        self,
+        running: Items[Sequence],
+        waiting: Items[Sequence],
+        now: float,
+        longest_ms: float = math.inf,
+    ) -> None:
+        """Start a step at `now` (seconds on the scheduler's clock), of at most `longest_ms` without chats."""
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """How many of the sequence's next tokens fit, 0 to `num_wanted`."""
@@ -30,11 +37,17 @@ class StepBudget(Protocol):
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """How many encoder slices of the image, from the first that is not done, fit."""
 
+    def fit_turn(self, costs_ms: Items[float]) -> int:
+        """How many pieces of a detector's turn fit; ``costs_ms[i]`` is what its first ``i + 1`` take."""
+
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Book tokens that the step computes."""
 
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """Book encoder slices ``[first, last)`` that the step runs."""
+
+    def spend_turn(self, cost_ms: float) -> None:
+        """Book a detector's turn that the step waits for."""
 
 
 class StaticBudget:
@@ -53,7 +66,13 @@ class StaticBudget:
         self.counts: Counter[str] = Counter()
         self._tokens = self._encoder_tokens = self._reserved = 0
 
-    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
+    def begin(
+        self,
+        running: Items[Sequence],
+        waiting: Items[Sequence],
+        now: float,
+        longest_ms: float = math.inf,
+    ) -> None:
         """See `StepBudget`."""
         self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
         decodes = sum(s.is_decoding and not s.is_interactive for s in running)
@@ -70,6 +89,10 @@ class StaticBudget:
         fits = is_first or image.length <= self._encoder_tokens
         return len(image.slices) - num_done if fits else 0
 
+    def fit_turn(self, costs_ms: Items[float]) -> int:
+        """See `StepBudget`."""
+        return len(costs_ms)
+
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
         self._tokens -= num_tokens
@@ -79,6 +102,9 @@ class StaticBudget:
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """See `StepBudget`."""
         self._encoder_tokens -= image.length
+
+    def spend_turn(self, cost_ms: float) -> None:
+        """See `StepBudget`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +158,20 @@ class TimeBudget:
         """What the step planned so far will take."""
         return self._planned_ms
 
-    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
+    def begin(
+        self,
+        running: Items[Sequence],
+        waiting: Items[Sequence],
+        now: float,
+        longest_ms: float = math.inf,
+    ) -> None:
         """See `StepBudget`."""
         self._reset(now)
         decoding = [s for s in running if s.is_interactive and s.is_decoding]
         starting = [s for s in (*running, *waiting) if s.is_interactive and not s.is_decoding]
         self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
         residual_ms = self.model.residual_ms
-        self.allowance_ms = self.targets.chat_ttft_ms / 2
+        self.allowance_ms = min(self.targets.chat_ttft_ms / 2, longest_ms)
         if decoding:
             self.allowance_ms = max(0.0, min(self._slack_ms(chat) for chat in decoding) - residual_ms)
         # why: chats' own prompts are not held to this, else a late one could never start
@@ -186,6 +218,11 @@ class TimeBudget:
     def _most_slices(self, image: Placeholder, num_done: int, limit_ms: float) -> int:
         num_left = len(image.slices) - num_done
         return _largest(num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms)
+
+    def fit_turn(self, costs_ms: Items[float]) -> int:
+        """See `StepBudget`; a piece that is longer than every allowance runs while no chat computes."""
+        fits = bisect_right(costs_ms, self._background_allowance_ms - self._planned_ms)
+        return fits or int(not self._steps.num_tokens)
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms
@@ -236,6 +273,10 @@ class TimeBudget:
         planned_ms = self._with_slices_ms(image, first, last)
         self._slices += image.work(first, last)
         self._book(sequence, planned_ms)
+
+    def spend_turn(self, cost_ms: float) -> None:
+        """See `StepBudget`."""
+        self._planned_ms += cost_ms
 
     def _book(self, sequence: Sequence, planned_ms: float) -> None:
         cost_ms, self._planned_ms = planned_ms - self._planned_ms, planned_ms

@@ -21,7 +21,7 @@ import zmq
 import zmq.asyncio
 
 from vlm_engine import errors, wire
-from vlm_engine.config import EngineConfig
+from vlm_engine.config import EngineConfig, TurnConfig
 from vlm_engine.errors import EngineStopped, ModelLoadError, RequestError
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PromptPreparer, load_prompts
@@ -47,10 +47,19 @@ class EngineProcess:
         config: Model and limits.
         stall_s: Seconds without a sign of life after which the engine is unhealthy.
         num_preprocess: Requests that are preprocessed at once.
+        turns: How detectors of other processes share the device; None where none does. Linux only.
     """
 
-    def __init__(self, config: EngineConfig, *, stall_s: float = 30.0, num_preprocess: int = 2) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        stall_s: float = 30.0,
+        num_preprocess: int = 2,
+        turns: TurnConfig | None = None,
+    ) -> None:
         self.config = config
+        self._turns = turns
         self.num_restarts = 0
         self._stall_s = stall_s
         self._streams = Streams()
@@ -180,7 +189,7 @@ class EngineProcess:
         address = f"ipc://{self._folder}/engine-{self.num_restarts}.sock"
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(address)
-        start = msgspec.json.encode(wire.Start(self.config, address))
+        start = msgspec.json.encode(wire.Start(self.config, address, self._turns))
         command = [sys.executable, "-m", "vlm_engine.process", str(os.getpid())]
         # why: a session of its own keeps the terminal's Ctrl-C with the parent
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

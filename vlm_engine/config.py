@@ -9,6 +9,26 @@ CpuKernels = Literal["auto", "native", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
+class TurnConfig:
+    """How detectors in other processes of this machine share the engine's device.
+
+    Args:
+        address: Path of the Unix socket on which they ask for turns; the engine makes it.
+        min_per_s: Batches a second that each of them gets under any chat load.
+
+    Raises:
+        ValueError: A number is out of its range; the message names the field.
+    """
+
+    address: str
+    min_per_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_per_s <= 1000:
+            raise ValueError(f"min_per_s: must be above 0 and at most 1000, not {self.min_per_s}")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """What model runs, where, and within which limits.
 

@@ -24,6 +24,8 @@ from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
+from vlm_engine.turn import Turn, TurnStats
+from vlm_engine.turn_queue import TurnQueue
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Engine:
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
         self.limits = PromptLimits(min(longest, pool.num_tokens), config.encoder_cache_tokens)
         self.num_steps = 0
+        self._lend: Callable[[Turn], None] | None = None
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._texts: dict[str, Detokenizer] = {}
@@ -86,8 +89,18 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is not finished."""
+        """Whether any request is not finished, or a detector waits for its turn."""
         return self.scheduler.has_work
+
+    def share_device(self, turns: TurnQueue, lend: Callable[[Turn], None]) -> None:
+        """Let detectors have turns on the device between steps.
+
+        Args:
+            turns: Where they wait.
+            lend: Called with a turn within `step`; returns when the device is the engine's again, and books
+                how the turn ended.
+        """
+        self.scheduler.turns, self._lend = turns, lend
 
     def prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, float]:
         """Tokenize and preprocess; safe from any thread.
@@ -140,6 +153,8 @@ class Engine:
         """Compute one step and return what happened, in the order of importance."""
         plan = self.scheduler.plan(self._clock())
         events = [self._end(sequence, "expired") for sequence in plan.expired]
+        if plan.turn is not None and self._lend is not None:
+            self._lend(plan.turn)
         if plan.is_empty:
             self.runner.forget_images(plan.evicted)
             return events
@@ -230,6 +245,7 @@ class Engine:
             self.metrics.steps.snapshot(model.step.relative_error, model.step.residual_ms),
             self.metrics.slices.snapshot(model.encoder.relative_error, model.encoder.residual_ms),
             self.metrics.classes(scheduler.running, scheduler.waiting),
+            turns=scheduler.turns.stats() if scheduler.turns else TurnStats(),
         )
 
     def check_integrity(self) -> None:

@@ -8,6 +8,7 @@
     │   └── ImageRejected       an image that cannot be read or encoded
     ├── ModelLoadError          a checkpoint that cannot be loaded
     │   └── UnsupportedModel    a family without an adapter
+    ├── GateError               detectors cannot be let in to share the device
     └── EngineStopped           the engine was closed or its loop died
 """
 
@@ -43,6 +44,10 @@ class ModelLoadError(EngineError):
 
 class UnsupportedModel(ModelLoadError):
     """A checkpoint of a family that has no adapter; the message lists those that have."""
+
+
+class GateError(EngineError):
+    """The socket on which detectors ask for the device cannot be made; the message names its path."""
 
 
 class EngineStopped(EngineError):

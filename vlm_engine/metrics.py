@@ -11,6 +11,7 @@ from typing import get_args
 from vlm_engine.books import Histogram, HistogramSnapshot, WorkBooks, WorkStats, sums
 from vlm_engine.request import FinishReason, Priority
 from vlm_engine.sequence import Sequence
+from vlm_engine.turn import TurnStats
 
 # Upper bounds in seconds: fine around what chats are promised, coarse behind it.
 _FINE = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.09, 0.1, 0.11, 0.125, 0.15, 0.2, 0.3)
@@ -101,6 +102,7 @@ class EngineStats:
         slices: Encoder slices.
         classes: Requests by priority.
         num_restarts: Earlier engines whose counts are part of these.
+        turns: Detectors that share the device.
     """
 
     num_running: int
@@ -118,6 +120,7 @@ class EngineStats:
     slices: WorkStats
     classes: dict[Priority, ClassStats]
     num_restarts: int = 0
+    turns: TurnStats = field(default_factory=TurnStats)
 
     @property
     def num_preemptions(self) -> int:
@@ -138,6 +141,7 @@ class EngineStats:
             num_free_blocks=self.num_blocks,
             num_encoder_tokens=0,
             classes={name: stats.ended() for name, stats in self.classes.items()},
+            turns=self.turns.ended(),
         )
 
     def after(self, earlier: "EngineStats") -> "EngineStats":
@@ -152,6 +156,7 @@ class EngineStats:
             slices=self.slices.after(earlier.slices),
             classes={name: stats.after(earlier.classes[name]) for name, stats in self.classes.items()},
             num_restarts=earlier.num_restarts + self.num_restarts + 1,
+            turns=self.turns.after(earlier.turns),
         )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from vlm_engine.cost_model import SliceWork, StepWork
 from vlm_engine.sequence import Placeholder, Sequence
+from vlm_engine.turn import Turn
 
 
 def chunk_work(start: int, end: int, *, samples: bool) -> StepWork:
@@ -68,6 +69,7 @@ class StepPlan:
         evicted: Digests whose embeddings the runner frees before it encodes.
         expired: Sequences that ended because their time had passed before they were encoded.
         stalled: Why running or waiting sequences got nothing, with counts.
+        turn: A detector's turn that the step waits for before it computes.
     """
 
     chunks: tuple[Chunk, ...] = ()
@@ -75,6 +77,7 @@ class StepPlan:
     evicted: tuple[bytes, ...] = ()
     expired: tuple[Sequence, ...] = ()
     stalled: tuple[tuple[str, int], ...] = ()
+    turn: Turn | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -5,6 +5,7 @@ count towards the first. The order is Sarathi-Serve's (https://arxiv.org/abs/240
 then prefill in chunks, all in one forward pass; interactive work goes before background work.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
+from vlm_engine.turn import Turn
+from vlm_engine.turn_queue import TurnQueue
 
 PATIENCE_S = 1.0
 
@@ -28,6 +31,7 @@ class _Draft:
     stalled: Counter[str] = field(default_factory=Counter)
     planned: set[str] = field(default_factory=set)
     preempted: set[str] = field(default_factory=set)
+    turn: Turn | None = None
 
 
 class Scheduler:
@@ -40,6 +44,7 @@ class Scheduler:
         max_num_seqs: Sequences that run at once.
         num_chat_blocks: KV blocks that background work leaves to chats, running and kept.
         enable_prefix_caching: Start sequences on blocks that hold the same content already.
+        turns: Detectors that share the device, None where none does.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Scheduler:
         max_num_seqs: int = 16,
         num_chat_blocks: int = 0,
         enable_prefix_caching: bool = True,
+        turns: TurnQueue | None = None,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
@@ -59,6 +65,7 @@ class Scheduler:
         self.num_chat_blocks = num_chat_blocks
         pool.num_kept = num_chat_blocks
         self.enable_prefix_caching = enable_prefix_caching
+        self.turns = turns
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
@@ -67,8 +74,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is not finished."""
-        return bool(self.waiting or self.running)
+        """Whether any sequence is not finished, or a detector waits for its turn."""
+        return bool(self.waiting or self.running or (self.turns and self.turns.is_waiting))
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits the pool (the engine refuses the others)."""
@@ -89,12 +96,15 @@ class Scheduler:
             self._fill(draft, now)
         self._mark_started(draft.planned, now)
         self.counts.update(draft.stalled)
+        if self.turns and draft.turn:
+            self.turns.start(draft.turn)
         return StepPlan(
             tuple(draft.chunks),
             tuple(draft.encodes),
             self.encoder_cache.take_evicted(),
             tuple(expired),
             tuple(sorted(draft.stalled.items())),
+            draft.turn,
         )
 
     def commit(self, plan: StepPlan) -> None:
@@ -151,10 +161,17 @@ class Scheduler:
     def _fill(self, draft: _Draft, now: float) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
         self._now = now
-        self.budget.begin(self.running, self.waiting, now)
-        for is_interactive in (True, False):
-            everyone = [s for s in (*self.running, *self.waiting) if s.is_interactive == is_interactive]
-            self._serve(sorted(everyone, key=self._turn), draft)
+        longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
+        self.budget.begin(self.running, self.waiting, now, longest_ms)
+        self._serve_class(draft, is_interactive=True)
+        draft.turn = self.turns.propose(self.budget, now) if self.turns else None
+        if draft.turn:
+            self.budget.spend_turn(draft.turn.cost_ms)
+        self._serve_class(draft, is_interactive=False)
+
+    def _serve_class(self, draft: _Draft, *, is_interactive: bool) -> None:
+        everyone = [s for s in (*self.running, *self.waiting) if s.is_interactive == is_interactive]
+        self._serve(sorted(everyone, key=self._turn), draft)
 
     def _turn(self, sequence: Sequence) -> tuple[bool, float, float]:
         """Order within a class: decodes, then background as it came, of chats the shorter prompt.

@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 from vlm_engine import wire
 from vlm_engine.engine import Engine
 from vlm_engine.errors import EngineError, RequestError
+from vlm_engine.gate_server import GateServer
 from vlm_engine.request import TokenEvent
 
 HEARTBEAT_S = 0.25
@@ -28,11 +29,18 @@ class EngineServer:
     Args:
         engine: The engine to step.
         socket: Connected to the client.
+        gate: Where detectors ask for the device, if they may.
     """
 
-    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, engine: Engine, socket: "zmq.Socket[bytes]", gate: GateServer | None = None) -> None:
         self._engine = engine
         self._socket = socket
+        self._gate = gate
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        if gate is not None:
+            self._poller.register(gate.fileno(), zmq.POLLIN)
+            engine.share_device(gate.turns, gate.lend)
         self._parent_pid = os.getppid()
         self._is_closing = False
         self._heartbeat_s = 0.0
@@ -48,9 +56,11 @@ class EngineServer:
             self._beat()
 
     def _read_mail(self, wait_ms: int) -> None:
-        while self._socket.poll(wait_ms):
+        ready = dict(self._poller.poll(wait_ms))
+        if self._gate is not None and self._gate.fileno() in ready:
+            self._gate.read()
+        while self._socket in ready and self._socket.poll(0):
             self._handle(self._socket.recv_multipart(copy=False))
-            wait_ms = 0
 
     def _handle(self, frames: list[Any]) -> None:
         message = wire.decode_to_server(frames[0].buffer)
@@ -94,9 +104,17 @@ def main() -> None:
     try:
         engine = Engine(start.config)
         engine.warm_up()
+        gate = _open_gate(start, engine)
     except EngineError as error:
         socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
     else:
-        EngineServer(engine, socket).run()
+        EngineServer(engine, socket, gate).run()
     finally:
         context.destroy(linger=1000)
+
+
+def _open_gate(start: wire.Start, engine: Engine) -> GateServer | None:
+    if start.turns is None:
+        return None
+    device = engine.model.spec.device
+    return GateServer(start.turns, "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}")

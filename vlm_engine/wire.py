@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from vlm_engine.config import EngineConfig
+from vlm_engine.config import EngineConfig, TurnConfig
 from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import ImageInput, PreparedPrompt
@@ -22,6 +22,7 @@ class Start(msgspec.Struct, frozen=True):
 
     config: EngineConfig
     address: str
+    turns: TurnConfig | None = None
 
 
 class TensorInfo(msgspec.Struct, frozen=True):

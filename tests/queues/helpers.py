@@ -22,10 +22,17 @@ FAST = QueueConfig(
 )
 
 
-def make_job(job_id: str = "job", *, size: int = 100, expires_in_s: float | None = None) -> Job:
+def make_job(
+    job_id: str = "job",
+    *,
+    key: str = "cam",
+    size: int = 100,
+    expires_in_s: float | None = None,
+    slot: str | None = None,
+) -> Job:
     now = time.time()
     expires_at = None if expires_in_s is None else now + expires_in_s
-    return Job(job_id, "cam", b"x" * size, created_at=now, expires_at=expires_at)
+    return Job(job_id, key, b"x" * size, created_at=now, expires_at=expires_at, slot=slot)
 
 
 def raw_client(server: EmbeddedServer) -> redis.Redis:

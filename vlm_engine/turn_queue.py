@@ -1,0 +1,165 @@
+"""Detectors that wait for the device: who gets the next turn, and how much of it.
+
+A detector's *round* is one batch through its network, in *pieces* (layers) whose length it knows. It
+asks for the pieces that are left; a turn is the first few of them. Pure Python, and told the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from vlm_engine.budget import StepBudget
+from vlm_engine.cost_model import LinearModel
+from vlm_engine.turn import Turn, TurnBooks, TurnStats
+
+LEASE_FACTOR = 4.0
+LEASE_LEAST_MS = 100.0
+LEASE_MOST_MS = 2000.0
+ACTIVE_PERIODS = 2.0
+
+
+@dataclass(slots=True)
+class _Client:
+    """What is known of one detector.
+
+    Args:
+        piece_ms: What it asks for; empty while it does not wait.
+        num_left: Pieces of its round that were not granted yet.
+        due_s: When the next piece must run if its rounds are to keep the floor.
+        ends_s: When the round must be through.
+    """
+
+    number: int
+    piece_ms: tuple[float, ...] = ()
+    asked_s: float = float("-inf")
+    num_left: int = 0
+    round_ms: float = 1.0
+    due_s: float = float("-inf")
+    ends_s: float = float("-inf")
+
+    def ask(self, piece_ms: tuple[float, ...], asked_s: float, period_s: float) -> None:
+        if len(piece_ms) != self.num_left:
+            self.num_left = len(piece_ms)
+            self.round_ms = max(sum(piece_ms), 1e-3)
+            # why: who comes back in time is owed its rate, who was away has nothing to claim
+            self.due_s = self.due_s if asked_s - self.due_s <= period_s else asked_s
+            self.ends_s = self.due_s + period_s
+        self.piece_ms, self.asked_s = piece_ms, asked_s
+
+    def num_overdue(self, now: float, period_s: float) -> int:
+        """Pieces that must run now; a round's pieces are due evenly over a period."""
+        due_s, count = self.due_s, 0
+        while count < len(self.piece_ms) and due_s <= now:
+            due_s += period_s * self.piece_ms[count] / self.round_ms
+            count += 1
+        return count
+
+    def grant(self, num_pieces: int, period_s: float) -> None:
+        self.due_s += period_s * sum(self.piece_ms[:num_pieces]) / self.round_ms
+        self.num_left -= num_pieces
+        self.piece_ms = ()
+
+
+class TurnQueue:
+    """Gives the device to one detector after the other, as much at a time as the step's budget allows.
+
+    Whose round must end first is first. A detector that asks without delay gets `min_per_s` rounds a
+    second under any load; what of that does not fit is counted as an overrun.
+
+    Args:
+        min_per_s: That floor, above 0.
+    """
+
+    def __init__(self, min_per_s: float) -> None:
+        self.cost = LinearModel((1.0, 11.0), trust=0.001)
+        self.books = TurnBooks()
+        self._period_s = 1.0 / min_per_s
+        self._clients: dict[int, _Client] = {}
+        self._waiting: dict[int, _Client] = {}
+        self._num_started = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether any detector waits for a turn."""
+        return bool(self._waiting)
+
+    def join(self, client: int) -> None:
+        """A detector came; its number is not that of another one."""
+        self._clients[client] = _Client(client)
+
+    def leave(self, client: int) -> None:
+        """A detector went, whatever it was doing."""
+        del self._clients[client]
+        self._waiting.pop(client, None)
+
+    def ask(self, client: int, piece_ms: Sequence[float], asked_s: float) -> None:
+        """A detector waits for the device.
+
+        Args:
+            client: Its number.
+            piece_ms: Milliseconds that each piece left of its round will probably take; at least one, none
+                below 0.
+            asked_s: Since when it waits.
+        """
+        state = self._clients[client]
+        state.ask(tuple(piece_ms), asked_s, self._period_s)
+        self._waiting[client] = state
+
+    def longest_step_ms(self, now: float) -> float:
+        """How long a step may be that no chat waits for: so that it is a detector's turn often enough."""
+        newest_s = max((client.asked_s for client in self._clients.values()), default=float("-inf"))
+        is_active = now - newest_s <= ACTIVE_PERIODS * self._period_s
+        return 1e3 * self._period_s / 2 if is_active else float("inf")
+
+    def propose(self, budget: StepBudget, now: float) -> Turn | None:
+        """The turn that the step has room for, or that the floor asks for; nothing is booked yet."""
+        if not self._waiting:
+            return None
+        client = min(self._waiting.values(), key=lambda waiting: (waiting.ends_s, waiting.number))
+        piece_ms, margin_ms = list(accumulate(client.piece_ms)), self.cost.residual_ms
+        predicted_ms = [self.cost.predict(_features(ms)) for ms in piece_ms]
+        num_fitting = budget.fit_turn([ms + margin_ms for ms in predicted_ms])
+        num_pieces = max(num_fitting, client.num_overdue(now, self._period_s))
+        if not num_pieces:
+            return None
+        last = num_pieces - 1
+        return Turn(
+            number=self._num_started,
+            client=client.number,
+            num_pieces=num_pieces,
+            piece_ms=piece_ms[last],
+            predicted_ms=predicted_ms[last],
+            cost_ms=predicted_ms[last] + margin_ms,
+            lease_ms=_lease_ms(predicted_ms[last] + margin_ms),
+            waited_s=max(0.0, now - client.asked_s),
+            ends_round=num_pieces == len(piece_ms),
+            is_overrun=num_pieces > num_fitting,
+        )
+
+    def start(self, turn: Turn) -> None:
+        """Book a proposed turn: it begins."""
+        self._num_started += 1
+        self._waiting.pop(turn.client).grant(turn.num_pieces, self._period_s)
+        self.books.add_start(turn)
+
+    def finish(self, turn: Turn, measured_ms: float) -> None:
+        """The detector gave the device back in time."""
+        self.books.add_end(turn, measured_ms)
+        self.learn(turn, measured_ms)
+
+    def learn(self, turn: Turn, measured_ms: float) -> None:
+        """Learn how long a turn took, also one whose lease had ended."""
+        self.cost.learn(_features(turn.piece_ms), measured_ms)
+
+    def stats(self) -> TurnStats:
+        """The books as they are now."""
+        return self.books.snapshot(len(self._clients), self.cost.relative_error, self.cost.residual_ms)
+
+
+def _features(piece_ms: float) -> tuple[float, float]:
+    """A turn costs something by itself (two messages, cold caches), and what its pieces take."""
+    return 1.0, piece_ms / 10.0
+
+
+def _lease_ms(cost_ms: float) -> float:
+    return min(LEASE_MOST_MS, max(LEASE_LEAST_MS, LEASE_FACTOR * cost_ms))
