@@ -67,7 +67,7 @@ class BoardReader:
         )
 
     async def statuses(self) -> list[CameraStatus]:
-        """One status a camera, in the configuration's order; `starting` while the worker has said nothing."""
+        """One status a camera, as configured; `connecting` while the worker has said nothing."""
         if not self.names:
             return []
         try:
@@ -75,7 +75,7 @@ class BoardReader:
         except (redis.RedisError, OSError):
             values = [None] * len(self.names)
         return [
-            _status_decoder.decode(value) if value else CameraStatus(name=name, state="starting")
+            _status_decoder.decode(value) if value else CameraStatus(name=name, state="connecting")
             for name, value in zip(self.names, values, strict=True)
         ]
 

@@ -11,20 +11,18 @@ import time
 import uuid
 
 from appliance.board import BoardWriter
-from appliance.camera_settings import CameraSettings
-from appliance.jobs import CameraStatus
+from appliance.camera import Camera, frame_rate
+from appliance.logs import set_up_logging
 from appliance.observing import camera_config, make_job
 from appliance.processes import EXIT_UNUSABLE
-from appliance.reader import CameraReader, FrameRate
 from appliance.settings import Settings, SettingsError
 from queues.errors import QueueError
 from queues.producer import JobProducer
 from vision.annotate import encode_jpeg
 from vision.detector import Detector
-from vision.errors import SourceError, VisionError
+from vision.errors import VisionError
 from vision.pipeline import FrameResult, Pipeline
 from vision.pixels import shrink
-from vision.sources import open_source
 
 logger = logging.getLogger(__name__)
 
@@ -33,42 +31,7 @@ FRAME_EVERY_S = 0.2
 FRAME_SIDE = 1280
 FRAME_QUALITY = 85
 IDLE_WAIT_S = 0.25
-DEFAULT_FPS = 10.0
-
-
-class Camera:
-    """What the worker knows of one camera: its reader, its settings, its counts."""
-
-    def __init__(self, name: str, settings: CameraSettings, wake: threading.Event) -> None:
-        self.name = name
-        self.source = settings.source
-        self.reader = CameraReader(
-            name,
-            lambda: open_source(settings.source, camera=name, realtime=True),
-            on_frame=wake.set,
-            max_fps=settings.fps,
-        )
-        self.rate = FrameRate()
-        self.num_openings_seen = 1
-        self.num_detections = 0
-        self.num_jobs = 0
-        self.num_refused = 0
-        self.shown_at = float("-inf")
-
-    def status(self) -> CameraStatus:
-        """The camera's state and counts now."""
-        reader = self.reader
-        return CameraStatus(
-            name=self.name,
-            state=reader.state,
-            num_frames=reader.num_read - reader.num_dropped,
-            num_detections=self.num_detections,
-            num_jobs=self.num_jobs,
-            num_dropped=reader.num_dropped + reader.num_lost + self.num_refused,
-            fps=round(self.rate.fps, 1),
-            updated_at=time.time(),
-            error=reader.error,
-        )
+STOP_S = 2.0
 
 
 class VisionWorker:
@@ -83,7 +46,7 @@ class VisionWorker:
         self._pipeline = Pipeline(
             detector,
             [
-                camera_config(settings, detector, name, frame_rate=_frame_rate(name, camera))
+                camera_config(settings, detector, name, frame_rate=frame_rate(name, camera))
                 for name, camera in settings.cameras.items()
             ],
         )
@@ -94,20 +57,27 @@ class VisionWorker:
     def run(self, stop: threading.Event, *, until_ended: bool = False) -> None:
         """Blocks until `stop` is set, or with `until_ended` until no source has anything left."""
         for camera in self._cameras.values():
-            camera.reader.start()
+            camera.start()
         try:
             while not stop.is_set() and not (until_ended and self._is_done):
                 self._turn()
         finally:
-            for camera in self._cameras.values():
-                camera.reader.stop()
+            self._stop_cameras()
             self._report()
             self._producer.close()
             self._board.close()
 
+    def _stop_cameras(self) -> None:
+        """Together: each may take a moment, and all of them no more than that."""
+        deadline = time.monotonic() + STOP_S
+        for camera in self._cameras.values():
+            camera.reader.request_stop()
+        for camera in self._cameras.values():
+            camera.reader.stop(max(0.0, deadline - time.monotonic()))
+
     @property
     def _is_done(self) -> bool:
-        return all(camera.reader.is_done for camera in self._cameras.values())
+        return all(camera.is_done for camera in self._cameras.values())
 
     def _turn(self) -> None:
         """One batch: the frame that waits of every camera that has one."""
@@ -140,7 +110,9 @@ class VisionWorker:
         if result.observation is None:
             return
         job_id = f"{camera.name}-{self._run_id}-{camera.reader.num_openings}-{frame.index}"
-        job = make_job(result.observation, self._settings, job_id=job_id, source=camera.source, is_live=True)
+        job = make_job(
+            result.observation, self._settings, job_id=job_id, source=camera.shown_source, is_live=True
+        )
         try:
             camera.num_jobs += self._producer.put(job, timeout_s=0)
         except QueueError as error:
@@ -151,18 +123,8 @@ class VisionWorker:
     def _report(self) -> None:
         self._reported_at = time.monotonic()
         for camera in self._cameras.values():
+            camera.reader.watch()
             self._board.write_status(camera.status())
-
-
-def _frame_rate(name: str, camera: CameraSettings) -> float:
-    if camera.fps:
-        return camera.fps
-    try:
-        source = open_source(camera.source, camera=name)
-    except SourceError:
-        return DEFAULT_FPS
-    source.close()
-    return source.fps or DEFAULT_FPS
 
 
 def run_ingest(settings: Settings) -> None:
@@ -171,7 +133,7 @@ def run_ingest(settings: Settings) -> None:
         raise SettingsError("redis.url is missing: give the appliance's Redis with --redis or in --config")
     if not settings.cameras:
         raise SettingsError("cameras is empty: add one in --config")
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
+    set_up_logging(logging.INFO)
     VisionWorker(settings, settings.redis.url).run(stop_on_signals(), until_ended=True)
 
 
@@ -180,7 +142,7 @@ def child_main() -> None:
     stop = stop_on_signals()
     settings = Settings.model_validate_json(sys.stdin.read())
     assert settings.redis.url is not None
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s %(message)s")
+    set_up_logging(logging.WARNING)
     try:
         worker = VisionWorker(settings, settings.redis.url)
     except VisionError as error:

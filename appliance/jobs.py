@@ -131,16 +131,36 @@ class EventChange(msgspec.Struct, frozen=True, kw_only=True):
     zones: list[str]
 
 
+CAMERA_STATES = (
+    "connecting",
+    "running",
+    "stalled",
+    "auth_failed",
+    "not_found",
+    "unsupported",
+    "stopped",
+    "ended",
+)
+"""`stalled` ran and is silent or away; `ended` is a recording at its end; the rest is what it says."""
+
+
 class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How one camera is doing, written by the vision worker about once a second and read by the front."""
+    """How one camera is doing, written by the vision worker about once a second and read by the front.
+
+    `state` is one of `CAMERA_STATES`, `num_frames` what the detector has seen, `dropped` what nobody will see
+    by reason, `num_openings` how often its stream began, `frame_age_s` the age of its newest frame.
+    """
 
     name: str
-    state: str  # "starting" | "running" | "ended" | "failed"
+    state: str
     num_frames: int = 0
     num_detections: int = 0
     num_jobs: int = 0
     num_dropped: int = 0
+    dropped: dict[str, int] = {}
+    num_openings: int = 0
     fps: float = 0.0
+    frame_age_s: float | None = None
     updated_at: float = 0.0
     error: str | None = None
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from appliance.jobs import CameraStatus
+from appliance.jobs import CAMERA_STATES, CameraStatus
 from appliance.outputs.outbox import OutputStatus
 from queues.types import QueueStatus
 from vlm_engine import EngineStats, HistogramSnapshot
@@ -19,7 +19,6 @@ from vlm_engine.request import FinishReason, Priority
 PREFIX = "appliance_"
 CLASS_NAMES: Mapping[Priority, str] = {"interactive": "chat", "background": "frame"}
 PREEMPTION_REASONS = ("memory", "slots", "deadlock")
-CAMERA_STATES = ("starting", "running", "ended", "failed")
 
 # Name, help, and the histogram of `ClassStats`.
 _LATENCIES = (
@@ -71,10 +70,11 @@ _OUTPUT_COUNTERS = (
 )
 _CAMERA_COUNTERS = (
     ("frames", "Frames that the detector has seen", "num_frames"),
-    ("frames_dropped", "Frames or observations that were given up", "num_dropped"),
     ("detections", "Detections", "num_detections"),
     ("jobs", "Observations that became jobs", "num_jobs"),
+    ("camera_openings", "Times that a stream began", "num_openings"),
 )
+_DROPPED = "dropped."
 
 
 class CameraTotals:
@@ -141,11 +141,16 @@ def camera_families(
             yield _counters(name, text, "camera", {camera: c[field] for camera, c in by_camera.items()})
         else:
             yield _counter(name, text, sum(counts[field] for counts in by_camera.values()))
+    yield _dropped_family(by_camera, per_camera=per_camera)
     if per_camera:
         yield _per_camera_gauge(
             "camera_up", "Whether the camera runs", statuses, lambda s: s.state == "running"
         )
         yield _per_camera_gauge("camera_fps", "Frames a second", statuses, lambda s: s.fps)
+        with_frames = [status for status in statuses if status.frame_age_s is not None]
+        yield _per_camera_gauge(
+            "camera_frame_age_seconds", "Age of the newest frame", with_frames, lambda s: s.frame_age_s
+        )
 
 
 def description_families(outcomes: Mapping[str, int]) -> Iterator[Metric]:
@@ -232,7 +237,22 @@ def _buckets(snapshot: HistogramSnapshot) -> list[tuple[str, float]]:
 
 
 def _counts(status: CameraStatus) -> dict[str, int]:
-    return {field: getattr(status, field) for _, _, field in _CAMERA_COUNTERS}
+    counts = {field: getattr(status, field) for _, _, field in _CAMERA_COUNTERS}
+    return counts | {f"{_DROPPED}{reason}": num for reason, num in status.dropped.items()}
+
+
+def _dropped_family(by_camera: Mapping[str, Counter[str]], *, per_camera: bool) -> CounterMetricFamily:
+    labels = ["camera", "reason"] if per_camera else ["reason"]
+    family = CounterMetricFamily(
+        f"{PREFIX}frames_dropped", "Frames or observations that were given up", labels=labels
+    )
+    groups = by_camera if per_camera else {"": sum(by_camera.values(), Counter())}
+    for camera, counts in groups.items():
+        for key, num in counts.items():
+            if key.startswith(_DROPPED):
+                reason = key.removeprefix(_DROPPED)
+                family.add_metric([camera, reason] if per_camera else [reason], num)
+    return family
 
 
 def _per_camera_gauge(

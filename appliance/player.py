@@ -82,7 +82,7 @@ class Player:
         try:
             self._play_source(recording, source)
         finally:
-            self.counts.num_lost += source.num_lost
+            self.counts.num_lost += sum(source.losses.values())
             source.close()
 
     def _play_source(self, recording: Recording, source: FrameSource) -> None:

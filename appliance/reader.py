@@ -1,25 +1,67 @@
 """One camera's frames, read in a thread of their own, so that a slow or dead source holds up nobody else."""
 
 import logging
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from vision.errors import SourceError
+from vision.errors import SourceAuthFailed, SourceError, SourceNotFound, SourceUnsupported
+from vision.live_clock import FrameGate
 from vision.sources import FrameSource
 from vision.types import Frame
+from vision.urls import redact
 
 logger = logging.getLogger(__name__)
 
-BACK_OFF_S = (1.0, 2.0, 5.0, 15.0, 30.0)
+BACK_OFF_S = {
+    # why: trying again a host that does not answer costs nothing, and a camera that returns is seen at once.
+    "connecting": (0.5, 1.0, 2.0),
+    "stalled": (0.5, 1.0, 2.0),
+    "not_found": (1.0, 2.0, 5.0, 15.0, 30.0),
+    "unsupported": (5.0, 15.0, 30.0, 60.0),
+    # why: many cameras lock a user out after a few wrong passwords.
+    "auth_failed": (10.0, 30.0, 60.0),
+}
+_STATES: tuple[tuple[type[SourceError], str], ...] = (
+    (SourceAuthFailed, "auth_failed"),
+    (SourceNotFound, "not_found"),
+    (SourceUnsupported, "unsupported"),
+)
+STEADY_AFTER_S = 10.0
+STALE_AFTER_S = 2.0
+LOG_AGAIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a source may be quiet before its thread is held to hang: while opening, and after a frame.
+
+    Only a live source is held to the second. Sources have deadlines of their own, which are shorter.
+    """
+
+    opening_s: float = 60.0
+    reading_s: float = 30.0
+
+
+class _Attempt:
+    """One thread that reads; abandoned when a newer one has taken its place."""
+
+    def __init__(self, read: Callable[["_Attempt"], None], name: str) -> None:
+        self.source: FrameSource | None = None
+        self.started_at = time.monotonic()
+        self.thread = threading.Thread(target=read, args=(self,), name=name, daemon=True)
 
 
 class CameraReader:
     """Holds the newest frame of a live source (an older one is dropped and counted), or a recording's next.
 
-    A source that fails is opened again with back-off; one that ends is left alone. `on_frame` is called
-    whenever there is something to take. `max_fps` passes on only so many frames a second of the source's own
-    time. `num_dropped` frames were replaced here before anybody took them, `num_lost` in the source.
+    A source that fails is opened again with back-off, for ever; one that ends is left alone. `on_frame` is
+    called whenever there is something to take. `max_fps` passes on only so many frames a second of the
+    source's own time. `dropped` counts frames by reason: `replaced` here before anybody took them, and what
+    the source lost (`damaged`, `late`).
     """
 
     def __init__(
@@ -29,25 +71,55 @@ class CameraReader:
         *,
         on_frame: Callable[[], None],
         max_fps: float | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.name = name
         self.num_read = 0
-        self.num_dropped = 0
-        self.num_lost = 0
         self.num_openings = 0
-        self.state = "starting"
+        self.num_hung = 0
         self.error: str | None = None
+        self.last_frame_at: float | None = None
+        self._state = "stopped"
         self._open_source = open_source
         self._on_frame = on_frame
-        self._interval_s = 1 / max_fps if max_fps else 0.0
+        self._max_fps = max_fps
+        self._patience = patience or Patience()
+        self._dropped: Counter[str] = Counter()
+        self._losses: Counter[str] = Counter()
         self._slot: Frame | None = None
         self._is_slot_free = threading.Condition()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
+        self._attempt: _Attempt | None = None
+        self._hung: list[_Attempt] = []
+        self._quiet_since: float | None = None
+        self._logged = ("", float("-inf"))
+
+    @property
+    def state(self) -> str:
+        """How the camera is doing: one of `appliance.jobs.CAMERA_STATES`."""
+        is_stale = self._state == "running" and self._is_live and self.frame_age_s > self._stale_after_s
+        return "stalled" if is_stale else self._state
+
+    @property
+    def frame_age_s(self) -> float:
+        """Seconds since the last frame was read; infinite without one."""
+        return float("inf") if self.last_frame_at is None else time.monotonic() - self.last_frame_at
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Frames that nobody will see, by reason."""
+        source = self._attempt.source if self._attempt else None
+        return self._dropped + self._losses + Counter(source.losses if source else {})
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._state == "ended" and self._slot is None
 
     def start(self) -> None:
         """Begins to read."""
-        self._thread.start()
+        self._state = "connecting"
+        self._begin()
 
     def take(self) -> Frame | None:
         """The frame that waits, if any."""
@@ -56,69 +128,149 @@ class CameraReader:
             self._is_slot_free.notify()
         return frame
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more will come."""
-        return self.state == "ended" and self._slot is None
+    def watch(self) -> None:
+        """Replaces a thread that hangs, beyond all deadlines, in a call; to be called now and then.
 
-    def stop(self, timeout_s: float = 2.0) -> None:
-        """Ends the thread; one that hangs in a read is left behind after `timeout_s`."""
+        One hanging thread at most is left behind: while it does not come back, no other is started.
+        """
+        self._hung = [attempt for attempt in self._hung if attempt.thread.is_alive()]
+        if self._attempt is None or self._hung or not self._is_hanging:
+            return
+        self.num_hung += 1
+        self._state = "stalled" if self.num_read else "connecting"
+        self.error = "the source did not come back from a call and was left behind"
+        logger.error("camera=%s %s", self.name, self.error)
+        self._close_source(self._attempt)
+        self._hung.append(self._attempt)
+        self._begin()
+
+    def request_stop(self) -> None:
+        """Tells the thread to end, without waiting for it."""
         self._stopping.set()
         with self._is_slot_free:
             self._is_slot_free.notify_all()
-        self._thread.join(timeout_s)
+        if self._attempt is not None:
+            self._close_source(self._attempt)
 
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping.is_set():
-            num_before = self.num_read
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Ends the thread; one that hangs in a read is left behind after `timeout_s`."""
+        self.request_stop()
+        if self._attempt is not None:
+            self._attempt.thread.join(timeout_s)
+        self._slot, self._state = None, "stopped"
+
+    @property
+    def _is_live(self) -> bool:
+        source = self._attempt.source if self._attempt else None
+        return source is not None and source.is_live
+
+    @property
+    def _stale_after_s(self) -> float:
+        source = self._attempt.source if self._attempt else None
+        fps = min(self._max_fps or 10.0, (source and source.fps) or 10.0)
+        return max(STALE_AFTER_S, 3 / fps)
+
+    @property
+    def _is_hanging(self) -> bool:
+        if self._quiet_since is None:
+            return False
+        is_open = self.last_frame_at is not None and self.last_frame_at >= self._quiet_since
+        if is_open and not self._is_live:
+            return False
+        limit_s = self._patience.reading_s if is_open else self._patience.opening_s
+        return time.monotonic() - self._quiet_since > limit_s + 2 / (self._max_fps or 10.0)
+
+    def _begin(self) -> None:
+        self._quiet_since = time.monotonic()
+        self._attempt = _Attempt(self._run, f"camera-{self.name}")
+        self._attempt.thread.start()
+
+    def _is_current(self, attempt: _Attempt) -> bool:
+        return self._attempt is attempt and not self._stopping.is_set()
+
+    def _run(self, attempt: _Attempt) -> None:
+        failures = -1
+        while self._is_current(attempt):
+            attempt.started_at = self._quiet_since = time.monotonic()
+            error: Exception
             try:
-                self._read_once()
-            except SourceError as error:
-                failures = 0 if self.num_read > num_before else failures
-                self._wait_after(str(error), BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
-                failures += 1
-            except Exception as error:
+                self._read_once(attempt)
+            except SourceError as failure:
+                error = failure
+            except Exception as failure:
                 # why: a decoder's surprise must end as one failed camera, not as a thread silently gone.
                 logger.exception("camera=%s failed", self.name)
-                self._wait_after(f"{type(error).__name__}: {error}", BACK_OFF_S[-1])
+                error = failure
             else:
-                self.state = "ended"
-                self._on_frame()
+                self._end(attempt)
                 return
+            if self._is_current(attempt):
+                failures = 0 if self._was_steady(attempt) else failures + 1
+                self._wait_after(error, failures)
 
-    def _read_once(self) -> None:
-        source, num_lost_before = self._open_source(), self.num_lost
-        self.num_openings += 1
+    def _was_steady(self, attempt: _Attempt) -> bool:
+        return self.last_frame_at is not None and self.last_frame_at - attempt.started_at > STEADY_AFTER_S
+
+    def _end(self, attempt: _Attempt) -> None:
+        if self._is_current(attempt):
+            self._state, self._quiet_since = "ended", None
+            self._on_frame()
+
+    def _read_once(self, attempt: _Attempt) -> None:
+        attempt.source = source = self._open_source()
         try:
-            due_s = 0.0
+            gate, is_counted = FrameGate(self._max_fps), False
             for frame in source:
-                if self._stopping.is_set():
+                if not self._is_current(attempt):
                     return
-                # why: a clock that jumped back must not silence the camera until it has caught up.
-                if 1e-3 < due_s - frame.time_s <= self._interval_s:
-                    continue
-                due_s = max(due_s, frame.time_s - self._interval_s) + self._interval_s
-                self._offer(frame, is_live=source.is_live)
-                self.num_lost = num_lost_before + source.num_lost
+                if not is_counted:
+                    self.num_openings, is_counted = self.num_openings + 1, True
+                if gate.passes(frame.time_s):
+                    self._offer(attempt, frame, is_live=source.is_live)
         finally:
+            self._losses.update(source.losses)
+            attempt.source = None
             source.close()
 
-    def _offer(self, frame: Frame, *, is_live: bool) -> None:
+    def _offer(self, attempt: _Attempt, frame: Frame, *, is_live: bool) -> None:
         with self._is_slot_free:
             if is_live:
-                self.num_dropped += self._slot is not None
+                self._dropped["replaced"] += self._slot is not None
             else:
-                self._is_slot_free.wait_for(lambda: self._slot is None or self._stopping.is_set())
+                self._is_slot_free.wait_for(lambda: self._slot is None or not self._is_current(attempt))
+            if not self._is_current(attempt):
+                return
             self._slot = frame
             self.num_read += 1
-        self.state, self.error = "running", None
+            self.last_frame_at = self._quiet_since = time.monotonic()
+        if self.error is not None:
+            logger.info("camera=%s runs", self.name)
+        self._state, self.error, self._logged = "running", None, ("", float("-inf"))
         self._on_frame()
 
-    def _wait_after(self, error: str, delay_s: float) -> None:
-        self.state, self.error = "failed", error
-        logger.warning("camera=%s failed, next try in %.0f s: %s", self.name, delay_s, error)
-        self._stopping.wait(delay_s)
+    def _wait_after(self, error: Exception, failures: int) -> None:
+        is_known = isinstance(error, SourceError)
+        lost = "stalled" if self.num_read else "connecting"
+        state = next((name for kind, name in _STATES if isinstance(error, kind)), lost)
+        self._state = state
+        self.error = redact(str(error) if is_known else f"{type(error).__name__}: {error}")
+        # why: what has worked before is likely on its way back, whatever its server says meanwhile.
+        is_returning = is_known and state != "auth_failed" and self.num_read
+        waits = BACK_OFF_S["stalled" if is_returning else state if is_known else "unsupported"]
+        wait_s = waits[min(failures, len(waits) - 1)] * random.uniform(0.5, 1.0)
+        self._log(self.error, wait_s)
+        self._quiet_since = None
+        self._stopping.wait(wait_s)
+
+    def _log(self, error: str, wait_s: float) -> None:
+        text, at = self._logged
+        if error != text or time.monotonic() - at > LOG_AGAIN_S:
+            self._logged = error, time.monotonic()
+            logger.warning("camera=%s %s, next try in %.1f s: %s", self.name, self._state, wait_s, error)
+
+    def _close_source(self, attempt: _Attempt) -> None:
+        if attempt.source is not None:
+            attempt.source.close()
 
 
 class FrameRate:

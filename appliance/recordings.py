@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from vision.errors import SourceNotFound
+from vision.errors import SourceNotFound, SourceUnsupported
 from vision.sources import open_source
 from vision.stills import IMAGE_SUFFIXES
+from vision.urls import is_stream, redact
 
 VIDEO_SUFFIXES = frozenset(
     {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ts", ".webm", ".wmv"}
@@ -35,6 +36,10 @@ def find_recordings(sources: Sequence[str]) -> list[Recording]:
     """
     found: list[Recording] = []
     for uri in (uri for source in sources for uri in _expand(source)):
+        if is_stream(uri):
+            raise SourceUnsupported(
+                f"{redact(uri)} is a live stream, replay plays recordings: name it under cameras: for serve"
+            )
         name = _unused_name(_plain_name(uri), {recording.name for recording in found})
         source = open_source(uri, camera=name)
         try:

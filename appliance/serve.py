@@ -15,6 +15,7 @@ from appliance.board import BoardReader
 from appliance.describer import Describer
 from appliance.events import EventStore, EventStoreError, Retention
 from appliance.jobs import decode_description
+from appliance.logs import set_up_logging
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
@@ -41,7 +42,7 @@ def run_serve(
 
     Raises `SettingsError`, `EngineError`, `QueueError` or `ChildError` when it cannot begin.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(logging.WARNING)
     asyncio.run(serve(settings, listener, announce or _print_ready))
 
 

@@ -5,7 +5,8 @@
     VisionError
     ├── SourceError             a recording, folder or camera
     │   ├── SourceNotFound      nothing there
-    │   ├── SourceUnreadable    there, but damaged, empty or not permitted
+    │   ├── SourceAuthFailed    a camera that refuses the user or the password
+    │   ├── SourceUnreadable    there, but damaged, empty, silent or not permitted
     │   └── SourceUnsupported   a kind of source, or an option of one, that is not known
     ├── DetectorError           a detection model
     │   ├── ModelNotFound       no file there (nothing is ever downloaded)
@@ -30,6 +31,10 @@ class SourceError(VisionError):
 
 class SourceNotFound(SourceError):
     """There is no file or folder at the given place, or a folder holds no pictures."""
+
+
+class SourceAuthFailed(SourceError):
+    """The camera refuses the user or the password, or gives none of its pictures without them."""
 
 
 class SourceUnreadable(SourceError):

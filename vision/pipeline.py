@@ -117,10 +117,13 @@ class _Camera:
         self._history = History(config.history)
         self.trigger = Trigger(config.trigger if config.is_video else _for_pictures(config.trigger))
         self.is_asked_for = False
+        self._size: tuple[int, int] | None = None
 
     def process(self, frame: Frame, detections: Detections) -> FrameResult:
-        if not self._is_video:
+        size = (frame.width, frame.height)
+        if not self._is_video or self._size not in (None, size):
             self.reset()
+        self._size = size
         tracked = self._tracker.update(self._filters.apply(detections, frame.image), frame.image)
         observation = self.trigger.update(frame, tracked, is_asked_for=self.is_asked_for)
         if observation is not None:

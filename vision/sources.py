@@ -1,13 +1,17 @@
 """Where frames come from: one small protocol and `open_source`, which knows the kinds."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 from vision.errors import SourceNotFound, SourceUnsupported
+from vision.options import SourceOptions
+from vision.shape import FrameShape
 from vision.types import Frame
 
 
@@ -24,7 +28,7 @@ class FrameSource(Protocol):
         is_video: consecutive frames belong together (False: separate pictures, not to be tracked).
         fps: nominal frames a second, None where there is no such thing.
         num_frames: frames in all if known, as the file claims it; None if endless or unknown.
-        num_lost: frames of the current iteration that could not be handed on: damaged, or too late.
+        losses: frames of the current iteration that could not be handed on, by reason: damaged, late.
     """
 
     @property
@@ -38,7 +42,7 @@ class FrameSource(Protocol):
     @property
     def num_frames(self) -> int | None: ...  # noqa: D102
     @property
-    def num_lost(self) -> int: ...  # noqa: D102
+    def losses(self) -> Mapping[str, int]: ...  # noqa: D102
 
     def __iter__(self) -> Iterator[Frame]: ...
 
@@ -47,24 +51,39 @@ class FrameSource(Protocol):
         ...
 
 
-def open_source(uri: str | Path, *, camera: str, realtime: bool = False) -> FrameSource:
-    """Open a video file, a picture, a folder of pictures or a synthetic camera.
+def open_source(
+    uri: str | Path, *, camera: str, realtime: bool = False, options: SourceOptions | None = None
+) -> FrameSource:
+    """Open a video file, a picture, a folder of pictures, a synthetic camera or a live stream.
 
     Args:
-        uri: a path, ``file://…``, or ``synthetic://PLACE?seed=7&fps=5`` (see `vision.synthetic`).
+        uri: a path, ``file://…``, ``synthetic://PLACE?seed=7&fps=5`` (see `vision.synthetic`), or a live
+            stream (see `vision.stream_addresses`), which is connected to only when it is iterated.
         camera: the name that its frames carry.
         realtime: hand frames on at the pace of their time stamps, not as fast as they are read.
+        options: more of the kind; None for none of them.
 
     Raises:
         SourceNotFound: nothing there, or a folder without pictures.
         SourceUnreadable: a file that is damaged, empty or not permitted.
         SourceUnsupported: an unknown scheme or option, or a file without a video stream.
     """
-    source = _open(str(uri), camera)
-    return PacedSource(source) if realtime and not source.is_live else source
+    options = options or SourceOptions()
+    source = _open(str(uri), camera, options)
+    if not source.is_live:
+        source = LoopedSource(source) if options.loop else source
+        source = PacedSource(source) if realtime else source
+    shape = FrameShape(options.rotate, options.max_width, options.max_height)
+    return source if shape.is_plain else ShapedSource(source, shape)
 
 
-def _open(uri: str, camera: str) -> FrameSource:
+def _open(uri: str, camera: str, options: SourceOptions) -> FrameSource:
+    from vision.stream_addresses import stream_address
+
+    if address := stream_address(uri, options.stream):
+        from vision.streams import LiveStream
+
+        return LiveStream(address, camera, options.stream)
     scheme, has_scheme, _ = uri.partition("://")
     if not has_scheme:
         return _open_path(Path(uri).expanduser(), camera)
@@ -77,7 +96,8 @@ def _open(uri: str, camera: str) -> FrameSource:
     # why: only the scheme is named, for the rest may hold a password
     raise SourceUnsupported(
         f"camera {camera!r}: sources of kind {scheme}:// are not supported; "
-        "give a video file, a picture, a folder of pictures or synthetic://street"
+        "give rtsp://, http(s)://, rtmp://, a video file, a picture, a folder of pictures, /dev/video0 "
+        "or synthetic://street"
     )
 
 
@@ -94,7 +114,36 @@ def _open_path(path: Path, camera: str) -> FrameSource:
     return VideoFile(path, camera)
 
 
-class PacedSource:
+class _Wrapper:
+    """Another source, its frames changed on the way."""
+
+    def __init__(self, source: FrameSource) -> None:
+        self._source = source
+        self.name = source.name
+        self.is_live = source.is_live
+        self.is_video = source.is_video
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of the source behind."""
+        return self._source.fps
+
+    @property
+    def num_frames(self) -> int | None:
+        """Frames of the source behind."""
+        return self._source.num_frames
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Frames that the source behind could not hand on, by reason."""
+        return self._source.losses
+
+    def close(self) -> None:
+        """Close the source behind."""
+        self._source.close()
+
+
+class PacedSource(_Wrapper):
     """Another source, slowed down to the pace of its time stamps.
 
     No frame is left out when the reader is late; ``captured_at`` is the moment of handing on.
@@ -104,21 +153,12 @@ class PacedSource:
         self,
         source: FrameSource,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
-        self._source = source
+        super().__init__(source)
         self._clock = clock
-        self._sleep = sleep
-        self.name = source.name
-        self.is_live = source.is_live
-        self.is_video = source.is_video
-        self.fps = source.fps
-        self.num_frames = source.num_frames
-
-    @property
-    def num_lost(self) -> int:
-        """Frames that the source behind could not hand on."""
-        return self._source.num_lost
+        self._closed = threading.Event()
+        self._sleep = sleep or self._closed.wait
 
     def __iter__(self) -> Iterator[Frame]:
         start: float | None = None
@@ -127,8 +167,58 @@ class PacedSource:
             start = now - frame.time_s if start is None else start
             if (wait := start + frame.time_s - now) > 0:
                 self._sleep(wait)
+            if self._closed.is_set():
+                return
             yield replace(frame, captured_at=time.time())
 
     def close(self) -> None:
-        """Close the source behind."""
-        self._source.close()
+        """End a running iteration at once."""
+        self._closed.set()
+        super().close()
+
+
+class LoopedSource(_Wrapper):
+    """A recording without end: after its last frame comes its first, numbers and times go on."""
+
+    num_frames = None
+
+    def __init__(self, source: FrameSource) -> None:
+        super().__init__(source)
+        self._losses: Counter[str] = Counter()
+        self._is_closed = False
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Frames that could not be handed on, of all rounds before this one."""
+        return dict(self._losses)
+
+    def __iter__(self) -> Iterator[Frame]:
+        self._losses = Counter()
+        num_frames, start_s, frame_s = 0, 0.0, 1 / (self.fps or 1.0)
+        while not self._is_closed:
+            index, time_s = -1, -frame_s
+            for frame in self._source:
+                index, time_s = frame.index, frame.time_s
+                yield replace(frame, index=num_frames + index, time_s=start_s + time_s)
+            if index < 0:
+                return
+            num_frames += index + 1
+            start_s += time_s + frame_s
+            self._losses.update(self._source.losses)
+
+    def close(self) -> None:
+        """End a running iteration at its next frame."""
+        self._is_closed = True
+        super().close()
+
+
+class ShapedSource(_Wrapper):
+    """Another source with its frames turned and made smaller."""
+
+    def __init__(self, source: FrameSource, shape: FrameShape) -> None:
+        super().__init__(source)
+        self._shape = shape
+
+    def __iter__(self) -> Iterator[Frame]:
+        for frame in self._source:
+            yield replace(frame, image=self._shape.apply(frame.image))

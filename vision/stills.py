@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,11 @@ class Stills:
     def num_frames(self) -> int:
         """Number of files."""
         return len(self.paths)
+
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Frames of the current iteration that could not be handed on."""
+        return {"damaged": self.num_lost}
 
     def __iter__(self) -> Iterator[Frame]:
         self.num_lost = 0

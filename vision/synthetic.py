@@ -94,6 +94,11 @@ class SyntheticSource:
             raise SourceUnsupported(f"{uri}: unknown option {unknown[0]!r}; known are {', '.join(_OPTIONS)}")
         return cls(SyntheticConfig(place=parts.netloc or "street", **_parse(uri, options)), camera)
 
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Frames of the current iteration that could not be handed on."""
+        return {"late": self.num_lost}
+
     def __iter__(self) -> Iterator[Frame]:
         config = self.config
         scenes = SceneStream(config.place, config.seed, config.fps, config.size, config.time_of_day)

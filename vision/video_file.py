@@ -1,7 +1,7 @@
 """Recorded video by PyAV: every frame that decodes, upright, with the times of its time stamps."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
@@ -48,6 +48,11 @@ class VideoFile:
             self.fps = float(rate) if rate else None
             self.num_frames = stream.frames or _frames_by_duration(stream, rate)
 
+    @property
+    def losses(self) -> Mapping[str, int]:
+        """Frames of the current iteration that could not be handed on."""
+        return {"damaged": self.num_lost}
+
     def __iter__(self) -> Iterator[Frame]:
         """Decode from the start.
 
@@ -65,7 +70,7 @@ class VideoFile:
                     return
                 time_s = times.next(picture)
                 yield Frame(
-                    self.name, num_read + self.num_lost, time_s, time.time(), _upright(picture, stream)
+                    self.name, num_read + self.num_lost, time_s, time.time(), upright(picture, stream)
                 )
                 num_read += 1
         if not num_read:
@@ -141,7 +146,8 @@ class _Times:
         return self._last
 
 
-def _upright(picture: VideoFrame, stream: VideoStream) -> Image:
+def upright(picture: VideoFrame, stream: VideoStream) -> Image:
+    """Return a decoded picture as ``[H, W, 3]`` uint8 BGR, turned as its stream asks."""
     image = to_bgr8(picture.to_ndarray(format="bgr24"))
     matrix = cast(SideDataContainer, picture.side_data).get(SideDataType.DISPLAYMATRIX)
     if matrix is not None:

@@ -48,7 +48,7 @@ async def test_cameras_end_and_fail_each_by_themselves(server, monkeypatch, tmp_
             while {s.name: s.state for s in await board.statuses()} != {
                 "left": "ended",
                 "right": "ended",
-                "broken": "failed",
+                "broken": "not_found",
             }:
                 jobs += [decode_job(delivery.job.body) for delivery in await consumer.take(8, 200)]
             frame = await board.frame("left")
@@ -81,7 +81,7 @@ async def test_the_board_knows_the_configured_cameras_only(server):
     assert await board.frame("other") is None
     assert [(s.name, s.state, s.num_frames) for s in await board.statuses()] == [
         ("front", "running", 3),
-        ("back", "starting", 0),
+        ("back", "connecting", 0),
     ]
     writer.close()
     await board.close()
@@ -96,7 +96,7 @@ async def test_the_board_survives_an_outage(tmp_path: Path, caplog):
         for _ in range(20):
             writer.write_frame("front", b"jpeg")
         assert await board.frame("front") is None
-        assert [status.state for status in await board.statuses()] == ["starting"]
+        assert [status.state for status in await board.statuses()] == ["connecting"]
         assert len(caplog.records) == 1
         server.ensure_running()
         now = 10.0

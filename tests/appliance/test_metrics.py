@@ -19,10 +19,10 @@ def test_counts_go_on_over_a_restart_of_the_worker() -> None:
 
 
 def test_a_silent_worker_takes_nothing_away() -> None:
-    """Its statuses have expired: the board says `starting` with zeros."""
+    """Its statuses have expired: the board says `connecting` with zeros."""
     totals = CameraTotals()
     totals.update([status(10, 2), status(7, 1, name="yard")])
-    totals.update([CameraStatus(name="street", state="starting"), status(8, 1, name="yard")])
+    totals.update([CameraStatus(name="street", state="connecting"), status(8, 1, name="yard")])
     totals.update([status(11, 2), status(9, 1, name="yard")])
     assert totals.counts()["street"]["num_frames"] == 11
     assert totals.counts()["yard"]["num_frames"] == 9

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import pytest
 
 from appliance import reader
-from appliance.reader import CameraReader, FrameRate
-from vision.errors import SourceUnreadable
+from appliance.reader import CameraReader, FrameRate, Patience, _Attempt
+from vision.errors import SourceAuthFailed, SourceNotFound, SourceUnreadable, SourceUnsupported
 from vision.sources import FrameSource
 from vision.types import Frame
 
@@ -21,12 +22,12 @@ class Numbers:
     name = "numbers"
     is_video = True
     fps = 10.0
-    num_lost = 0
 
     def __init__(self, num: int, *, is_live: bool = False, error: Exception | None = None) -> None:
         self.is_live = is_live
         self.num_frames = num
         self.is_closed = False
+        self.losses: dict[str, int] = {}
         self._error = error
 
     def __iter__(self) -> Iterator[Frame]:
@@ -40,10 +41,10 @@ class Numbers:
 
 
 def started(
-    opener: Callable[[], FrameSource], max_fps: float | None = None
+    opener: Callable[[], FrameSource], max_fps: float | None = None, patience: Patience | None = None
 ) -> tuple[CameraReader, threading.Event]:
     wake = threading.Event()
-    camera = CameraReader("numbers", opener, on_frame=wake.set, max_fps=max_fps)
+    camera = CameraReader("numbers", opener, on_frame=wake.set, max_fps=max_fps, patience=patience)
     camera.start()
     return camera, wake
 
@@ -72,7 +73,7 @@ def test_a_recording_waits_and_gives_every_frame():
     camera, wake = started(lambda: source)
 
     assert taken(camera, wake) == list(range(20))
-    assert camera.num_dropped == 0
+    assert not camera.dropped
     assert source.is_closed
 
 
@@ -85,7 +86,7 @@ def test_a_live_source_gives_the_newest_and_counts_the_rest():
 
     assert frame is not None
     assert frame.index == 19
-    assert camera.num_dropped == 19
+    assert camera.dropped == {"replaced": 19}
     assert camera.is_done
 
 
@@ -97,12 +98,12 @@ def test_only_so_many_frames_a_second_are_looked_at():
 
 def test_a_source_that_fails_is_opened_again(monkeypatch):
     """V2: the failure stays with this camera, and is told without ending its thread."""
-    monkeypatch.setattr(reader, "BACK_OFF_S", (0.05,))
+    monkeypatch.setattr(reader, "BACK_OFF_S", dict.fromkeys(reader.BACK_OFF_S, (0.05,)))
     sources = iter([Numbers(1, error=SourceUnreadable("cable pulled")), Numbers(2)])
     camera, wake = started(lambda: next(sources))
     assert wake.wait(WAIT_S)
     assert camera.take() is not None
-    until(lambda: camera.state == "failed" or camera.num_openings == 2)
+    until(lambda: camera.state == "stalled" or camera.num_openings == 2)
 
     assert taken(camera, wake) == [0, 1]
     assert camera.num_openings == 2
@@ -114,7 +115,7 @@ def test_a_source_that_cannot_be_opened_says_so():
         raise SourceUnreadable("no such camera")
 
     camera, _ = started(opener)
-    until(lambda: camera.state == "failed")
+    until(lambda: camera.error is not None)
 
     assert camera.error == "no such camera"
     stopped_at = time.monotonic()
@@ -124,7 +125,7 @@ def test_a_source_that_cannot_be_opened_says_so():
 
 def test_a_surprise_of_a_decoder_is_a_failed_camera(caplog):
     camera, _ = started(lambda: Numbers(0, error=ZeroDivisionError("odd")))
-    until(lambda: camera.state == "failed")
+    until(lambda: camera.error is not None)
 
     assert camera.error == "ZeroDivisionError: odd"
     camera.stop()
@@ -138,6 +139,116 @@ def test_stop_ends_a_reader_that_waits_for_room():
     camera.stop()
 
     assert camera.num_read <= 2
+
+
+class Hanging(Numbers):
+    """A live source that gives `num` frames and then does not come back from a call."""
+
+    def __init__(self, num: int, release: threading.Event) -> None:
+        super().__init__(num, is_live=True)
+        self._release = release
+
+    def __iter__(self) -> Iterator[Frame]:
+        yield from super().__iter__()
+        self._release.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("num", [0, 3])
+def test_a_thread_that_hangs_is_replaced_and_never_more_than_one(num):
+    """V3: beyond all deadlines of the source; V4: threads do not pile up."""
+    release = threading.Event()
+    sources: list[Numbers] = [Hanging(num, release), Hanging(num, release), Numbers(1, is_live=True)]
+    opened = iter(sources)
+    camera, _ = started(lambda: next(opened), patience=Patience(0.05, 0.05))
+
+    until(lambda: (camera.watch(), camera.num_hung == 1)[1])
+    assert sources[0].is_closed
+    until(lambda: camera.num_read >= 2 * num)
+    for _ in range(20):
+        camera.watch()
+        time.sleep(0.01)
+    assert camera.num_hung == 1
+    assert camera.state in ({"running", "stalled"} if num else {"connecting"})
+
+    release.set()
+    until(lambda: (camera.watch(), camera.state == "ended")[1])
+    camera.stop()
+    until(lambda: not any("camera-numbers" in thread.name for thread in threading.enumerate()))
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (SourceAuthFailed("no"), "auth_failed"),
+        (SourceNotFound("no"), "not_found"),
+        (SourceUnsupported("no"), "unsupported"),
+        (SourceUnreadable("no"), "connecting"),
+    ],
+)
+def test_the_state_says_what_is_wrong(error, state):
+    camera, _ = started(lambda: Numbers(0, error=error))
+    until(lambda: camera.error is not None)
+
+    assert camera.state == state
+    camera.stop()
+    assert camera.state == "stopped"
+
+
+def test_a_camera_that_ran_is_stalled_and_tried_again_soon(monkeypatch):
+    """A host that answers `not found` while it starts again is no reason to wait long."""
+    waits = []
+    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waits.append(timeout))
+    sources = iter([Numbers(1, is_live=True, error=SourceUnreadable("cut"))])
+
+    def opener() -> FrameSource:
+        if len(waits) == 6:
+            return Numbers(1, is_live=True)
+        return next(sources, None) or Numbers(0, error=SourceNotFound("not yet"))
+
+    camera = CameraReader("numbers", opener, on_frame=lambda: None)
+    camera._state = "connecting"
+    camera._attempt = attempt = _Attempt(camera._run, "numbers")
+    camera._run(attempt)
+
+    assert camera.state == "ended"
+    assert len(waits) == 6
+    assert max(waits) <= 2
+    assert len(set(waits)) == 6
+
+
+def test_a_silent_live_camera_is_stalled(monkeypatch):
+    """V1: silence is seen before the deadline of the reader, and no frame is made up meanwhile."""
+    monkeypatch.setattr(reader, "STALE_AFTER_S", 0.05)
+    release = threading.Event()
+    camera, _ = started(lambda: Hanging(1, release), max_fps=100)
+    until(lambda: camera.state == "stalled")
+
+    assert camera.take() is not None
+    assert camera.take() is None
+    release.set()
+    camera.stop()
+
+
+def test_what_a_source_loses_is_counted_over_its_openings(monkeypatch):
+    monkeypatch.setattr(reader, "BACK_OFF_S", dict.fromkeys(reader.BACK_OFF_S, (0.01,)))
+    sources = [Numbers(1, is_live=True, error=SourceUnreadable("cut")), Numbers(1, is_live=True)]
+    for source in sources:
+        source.losses = {"damaged": 2, "late": 1}
+    opened = iter(sources)
+    camera, _ = started(lambda: next(opened))
+    until(lambda: camera.state == "ended")
+
+    assert camera.dropped == {"replaced": 1, "damaged": 4, "late": 2}
+
+
+def test_secrets_of_a_surprise_are_not_told():
+    """A2."""
+    url = "rtsp://john.doe:p@s/w?o#r:d@10.0.0.5/live"
+    camera, _ = started(lambda: Numbers(0, error=OSError(f"cannot open {url}")))
+    until(lambda: camera.error is not None)
+
+    assert camera.error == "OSError: cannot open rtsp://10.0.0.5/…"
+    camera.stop()
 
 
 def test_frame_rate_is_that_of_the_last_seconds():

@@ -92,7 +92,7 @@ def test_cameras_are_described_and_a_broken_one_is_told_apart(client):
     until(lambda: client.health()["queue"]["num_done"] >= 2, START_S)
     states = {camera["name"]: camera["state"] for camera in client.cameras()}
 
-    assert states == {"street": "running", "yard": "running", "broken": "failed"}
+    assert states == {"street": "running", "yard": "running", "broken": "not_found"}
     assert client.health()["status"] == "ok"
     with pytest.raises(ClientError, match="no frame"):
         client.newest_frame("broken")
@@ -197,7 +197,7 @@ def test_metrics_of_cameras_queue_and_engine(appliance, client):
     assert values['appliance_descriptions_total{outcome="described"}'] >= 2
     assert values["appliance_detections_total"] > 0
     assert values["appliance_jobs_total"] >= 2
-    assert values['appliance_cameras{state="failed"}'] == 1
+    assert values['appliance_cameras{state="not_found"}'] == 1
     assert values['appliance_request_encode_time_seconds_sum{class="frame"}'] > 0
 
 

@@ -52,6 +52,20 @@ def test_several_cameras_in_one_batch(yolo26n_320: Detector, bus: Image) -> None
     assert after[1].detections.track_ids.tolist() == yard.detections.track_ids.tolist()  # type: ignore[union-attr]
 
 
+def test_another_size_begins_anew(yolo26n_320: Detector, bus: Image) -> None:
+    """V1, V13: tracks of the old picture are not carried over into another one."""
+    pipeline = Pipeline(yolo26n_320, [CameraConfig("gate", 10, trigger=PEOPLE)])
+    images = [bus] * 2 + [bus[:540, :400].copy()] * 2
+    tracks = [
+        pipeline.process([Frame("gate", i, i / 10, 0.0, image)])[0].detections.track_ids
+        for i, image in enumerate(images)
+    ]
+
+    assert all(ids is not None and len(ids) for ids in tracks)
+    old, new = (set(ids.tolist()) for ids in (tracks[1], tracks[3]) if ids is not None)
+    assert min(new) > max(old)
+
+
 def test_pictures_stand_for_themselves(yolo26n_320: Detector, bus: Image) -> None:
     """Each picture of a folder with somebody in it is described, at once; ids go on."""
     pipeline = Pipeline(yolo26n_320, [CameraConfig("album", trigger=PEOPLE, is_video=False)])

@@ -1,6 +1,8 @@
 """`open_source`: which kind, at which pace, and what it says when there is nothing."""
 
+import threading
 import time
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,8 @@ from PIL import Image as Pillow
 
 from tests.vision.videos import corner, write_video
 from vision.errors import SourceError, SourceNotFound, SourceUnsupported
+from vision.options import SourceOptions
+from vision.shape import FrameShape
 from vision.sources import FrameSource, PacedSource, open_source
 from vision.stills import Stills
 from vision.synthetic import SyntheticConfig, SyntheticSource
@@ -53,8 +57,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scheme_keeps_the_password_to_itself() -> None:
-    with pytest.raises(SourceUnsupported, match="rtsp://") as caught:
-        open_source("rtsp://admin:hunter2@cam.example/live", camera="gate")
+    with pytest.raises(SourceUnsupported, match="gopher://") as caught:
+        open_source("gopher://admin:hunter2@cam.example/live", camera="gate")
     assert "hunter2" not in str(caught.value)
     assert "admin" not in str(caught.value)
 
@@ -150,3 +154,53 @@ def test_every_source_error_is_one_to_catch(tmp_path: Path) -> None:
     for uri in (tmp_path / "v.mp4", tmp_path / "no", "synthetic://moon", "ftp://x"):
         with pytest.raises(SourceError):
             open_source(uri, camera="a")
+
+
+def test_a_looped_recording_goes_on_with_numbers_and_times(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 4)
+    source = open_source(video, camera="a", options=SourceOptions(loop=True))
+    frames = list(islice(source, 10))
+    source.close()
+
+    assert [frame.index for frame in frames] == list(range(10))
+    steps = {round(b.time_s - a.time_s, 3) for a, b in pairwise(frames)}
+    assert len(steps) == 1
+    assert source.num_frames is None
+
+
+def test_closing_a_paced_source_ends_its_wait(tmp_path: Path) -> None:
+    """V6."""
+    for name in ("a.png", "b.png"):
+        Pillow.new("RGB", (8, 8)).save(tmp_path / name)
+    source = open_source(tmp_path, camera="a", realtime=True, options=SourceOptions(loop=True))
+    frames = iter(source)
+    next(frames)
+    threading.Timer(0.05, source.close).start()
+
+    assert len(list(frames)) < 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        (FrameShape(), (90, 160)),
+        (FrameShape(rotate=270), (160, 90)),
+        (FrameShape(max_width=80), (45, 80)),
+        (FrameShape(max_height=45), (45, 80)),
+        (FrameShape(max_width=320, max_height=320), (90, 160)),
+        (FrameShape(rotate=90, max_width=45, max_height=45), (45, 25)),
+    ],
+)
+def test_frames_fit_the_size_asked_for(shape: FrameShape, size: tuple[int, int]) -> None:
+    """V12: proportions stay, nothing is enlarged, and turning comes first."""
+    assert shape.apply(np.zeros((90, 160, 3), np.uint8)).shape == (*size, 3)
+
+
+def test_turning_is_clockwise() -> None:
+    """V10."""
+    image = np.zeros((2, 3, 3), np.uint8)
+    image[0, 0] = 255
+
+    assert FrameShape(rotate=90).apply(image)[0, 1].all()
+    assert FrameShape(rotate=180).apply(image)[1, 2].all()
+    assert FrameShape(rotate=270).apply(image)[2, 0].all()

@@ -62,7 +62,7 @@ class CamerasInMemory:
 def two_cameras() -> CamerasInMemory:
     """`street` has a frame, `yard` has none and failed with a URL in its error."""
     street = CameraStatus(name="street", state="running", fps=5.0, num_frames=10)
-    yard = CameraStatus(name="yard", state="failed", error="rtsp://john.doe:p@ss@10.0.0.1/ refused")
+    yard = CameraStatus(name="yard", state="stalled", error="rtsp://john.doe:p@ss@10.0.0.1/ refused")
     return CamerasInMemory([street, yard], {"street": encoded(quadrants(96, 64), "JPEG")})
 
 

@@ -128,7 +128,7 @@ def test_the_queue_and_what_became_of_jobs(watched: Running) -> None:
 def test_cameras_are_not_told_apart(watched: Running) -> None:
     """A2, A5: neither a camera's URL nor the key, whatever a camera's error says."""
     text, value = scrape(watched)
-    assert value("cameras", state="running") == value("cameras", state="failed") == 1
+    assert value("cameras", state="running") == value("cameras", state="stalled") == 1
     assert value("cameras", state="ended") == 0
     for secret in ("rtsp", "john.doe", "p@ss", "10.0.0.1", KEY, "street", watched.engine.model_name):
         assert secret not in text
@@ -140,12 +140,20 @@ def test_cameras_are_told_apart_on_demand(servers: Servers) -> None:
     street, yard = running.cameras.known
     running.cameras.known = [
         replace(street, num_frames=10, num_detections=4, num_jobs=2, updated_at=1.0),
-        replace(yard, num_frames=5, num_detections=1, num_dropped=3, updated_at=1.0),
+        replace(
+            yard,
+            num_frames=5,
+            num_detections=1,
+            num_dropped=3,
+            dropped={"late": 2, "damaged": 1},
+            updated_at=1.0,
+        ),
     ]
     text, value = scrape(running)
     servers.stop(running)
     assert value("detections_total", camera="street") == 4
-    assert value("frames_dropped_total", camera="yard") == 3
+    assert value("frames_dropped_total", camera="yard", reason="late") == 2
+    assert value("frames_dropped_total", camera="yard", reason="damaged") == 1
     assert (value("camera_up", camera="street"), value("camera_up", camera="yard")) == (1, 0)
     assert value("camera_fps", camera="street") == 5
     for secret in ("rtsp", "john.doe", "p@ss", "10.0.0.1"):

@@ -45,7 +45,7 @@ def test_cameras_without_addresses(http: httpx.Client) -> None:
     assert body["object"] == "list"
     assert [(camera["name"], camera["state"]) for camera in body["data"]] == [
         ("street", "running"),
-        ("yard", "failed"),
+        ("yard", "stalled"),
     ]
     assert body["data"][0]["fps"] == 5.0
     assert "rtsp" not in reply.text
@@ -82,7 +82,7 @@ def test_health(http: httpx.Client) -> None:
             "kv_cache_usage": 0.0,
         },
         "queue": {"status": "none"},
-        "cameras": {"street": "running", "yard": "failed"},
+        "cameras": {"street": "running", "yard": "stalled"},
     }
 
 

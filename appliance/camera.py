@@ -1,0 +1,115 @@
+"""One camera as the vision worker knows it: its settings, the reader of its frames, its counts."""
+
+import threading
+import time
+
+from appliance.camera_settings import CameraSettings
+from appliance.jobs import CameraStatus
+from appliance.reader import CameraReader, FrameRate, Patience
+from vision.errors import SourceError
+from vision.options import SourceOptions, StreamConfig
+from vision.sources import FrameSource, open_source
+from vision.urls import is_stream, redact
+
+DEFAULT_FPS = 10.0
+GRACE_S = 10.0
+
+
+class Camera:
+    """A camera that is read until it is stopped; one that is not enabled stays stopped."""
+
+    def __init__(self, name: str, settings: CameraSettings, wake: threading.Event) -> None:
+        self.name = name
+        self.settings = settings
+        self.reader = CameraReader(
+            name,
+            self._open,
+            on_frame=wake.set,
+            max_fps=settings.max_fps,
+            patience=_patience(settings),
+        )
+        self.rate = FrameRate()
+        self.num_openings_seen = 1
+        self.num_detections = 0
+        self.num_jobs = 0
+        self.num_refused = 0
+        self.shown_at = float("-inf")
+
+    @property
+    def shown_source(self) -> str:
+        """Where the frames come from, without passwords and paths of streams."""
+        return redact(self.settings.source)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more will come."""
+        return self.reader.is_done or not self.settings.enabled
+
+    def start(self) -> None:
+        """Begins to read."""
+        if self.settings.enabled:
+            self.reader.start()
+
+    def status(self) -> CameraStatus:
+        """The camera's state and counts now."""
+        reader, dropped = self.reader, self.reader.dropped
+        num_seen = reader.num_read - dropped["replaced"]
+        dropped["refused"] = self.num_refused
+        return CameraStatus(
+            name=self.name,
+            state=reader.state,
+            num_frames=num_seen,
+            num_detections=self.num_detections,
+            num_jobs=self.num_jobs,
+            num_dropped=dropped.total(),
+            dropped=dict(+dropped),
+            num_openings=reader.num_openings,
+            fps=round(self.rate.fps, 1),
+            frame_age_s=None if reader.last_frame_at is None else round(reader.frame_age_s, 2),
+            updated_at=time.time(),
+            error=reader.error,
+        )
+
+    def _open(self) -> FrameSource:
+        return open_source(
+            self.settings.source, camera=self.name, realtime=True, options=source_options(self.settings)
+        )
+
+
+def source_options(settings: CameraSettings) -> SourceOptions:
+    """How the camera's source is to be read."""
+    stream, detect = settings.stream, settings.detect
+    return SourceOptions(
+        loop=settings.loop,
+        rotate=settings.rotate,
+        max_width=detect.width,
+        max_height=detect.height,
+        stream=StreamConfig(
+            transport=stream.transport,
+            open_s=stream.open_s,
+            first_frame_s=stream.first_frame_s,
+            silence_s=stream.silence_s,
+            max_fps=settings.max_fps,
+        ),
+    )
+
+
+def frame_rate(name: str, settings: CameraSettings) -> float:
+    """Frames a second that the camera will give, as far as that can be known without connecting to it."""
+    if settings.max_fps:
+        return settings.max_fps
+    if is_stream(settings.source):
+        return DEFAULT_FPS
+    try:
+        source = open_source(settings.source, camera=name)
+    except SourceError:
+        return DEFAULT_FPS
+    source.close()
+    return source.fps or DEFAULT_FPS
+
+
+def _patience(settings: CameraSettings) -> Patience:
+    stream = settings.stream
+    # why: opening has two steps, each of which may take its time.
+    opening_s = 2 * stream.open_s + max(stream.first_frame_s, stream.silence_s)
+    return Patience(opening_s + GRACE_S, stream.silence_s + GRACE_S)

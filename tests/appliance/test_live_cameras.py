@@ -1,0 +1,197 @@
+"""The vision worker with live cameras: they fail and return each by itself, and no password is told."""
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from appliance.camera import Camera
+from appliance.camera_settings import CameraSettings
+from appliance.ingest import VisionWorker
+from appliance.jobs import CameraStatus
+from appliance.settings import load_settings
+from queues import EmbeddedServer
+from tests.appliance.running import until
+from tests.vision.rtsp_server import RtspServer, encoded
+
+HARD = "p@s/w?o#r:d"
+LEAK_ROUNDS = int(os.environ.get("APPLIANCE_TEST_LEAK_ROUNDS", "60"))
+"""The cases V4 and V5 say 1,000."""
+STREAM = {"open_s": 2.0, "first_frame_s": 2.0, "silence_s": 1.0}
+
+
+def camera(source: str, **more: Any) -> Camera:
+    settings = {"source": source, "stream": STREAM} | more
+    return Camera("gate", CameraSettings.model_validate(settings), threading.Event())
+
+
+@contextmanager
+def started(source: str, **more: Any) -> Iterator[Camera]:
+    gate = camera(source, **more)
+    gate.start()
+    try:
+        yield gate
+    finally:
+        gate.reader.stop(20.0)
+
+
+def state_is(gate: Camera, state: str) -> Callable[[], bool]:
+    return lambda: gate.status().state == state
+
+
+@contextmanager
+def worker(server: EmbeddedServer, cameras: dict[str, Any]) -> Iterator[VisionWorker]:
+    settings = load_settings(None, {"detector": {"device": "cpu", "imgsz": 64}, "cameras": cameras})
+    running, stop = VisionWorker(settings, server.url), threading.Event()
+    thread = threading.Thread(target=running.run, args=(stop,))
+    thread.start()
+    try:
+        yield running
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_a_camera_returns_with_another_size(caplog):
+    """V1: stalled while it is away, not one frame meanwhile, then the new size; all within three seconds."""
+    with RtspServer() as server, started(server.url("john.doe:s3cret/x")) as gate:
+        until(lambda: gate.reader.num_read > 3)
+        assert gate.reader.take().image.shape == (96, 160, 3)
+        server.kill()
+        until(state_is(gate, "stalled"))
+        gate.reader.take()
+        num_read = gate.reader.num_read
+        until(lambda: gate.reader.error is not None and "refused" in gate.reader.error)
+        assert gate.reader.num_read == num_read
+        server.behaviour.video = encoded((240, 160))
+        server.revive()
+        returned_at = time.monotonic()
+        until(state_is(gate, "running"))
+        took_s = time.monotonic() - returned_at
+        until(lambda: (frame := gate.reader.take()) is not None and frame.image.shape == (160, 240, 3))
+        status = gate.status()
+
+    assert took_s < 10, "3 s on a machine that has nothing else to do"
+    assert status.num_openings == 2
+    assert status.frame_age_s is not None
+    assert "s3cret" not in caplog.text
+
+
+def test_a_camera_that_falls_silent_is_opened_again():
+    """V3."""
+    with RtspServer(silent_after="PLAY:3") as server, started(server.url()) as gate:
+        until(lambda: server.num_connections >= 3)
+        assert gate.status().state in {"running", "stalled"}
+        server.behaviour.silent_after = None
+        until(lambda: gate.reader.num_read > 20)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [{"silent_after": "OPTIONS"}, {"silent_after": "PLAY:0"}, {}, {"silent_after": "PLAY:4"}],
+    ids=["connecting", "first frame", "running", "stalled"],
+)
+def test_stop_in_every_state_leaves_nothing(behaviour):
+    """V6."""
+    num_threads = threading.active_count()
+    with RtspServer(**behaviour) as server:
+        with started(server.url()) as gate:
+            until(lambda: server.num_connections > 0)
+            if "silent_after" not in behaviour:
+                until(state_is(gate, "running"))
+        assert gate.status().state == "stopped"
+    until(lambda: threading.active_count() <= num_threads)
+    assert not psutil.Process().children()
+
+
+def _grown(action: Callable[[], None], num: int) -> tuple[float, int]:
+    """MB and threads that `num` times `action` have added, after some to warm up."""
+    process = psutil.Process()
+    for _ in range(max(20, num // 4)):
+        action()
+    gc.collect()
+    before, num_threads = process.memory_info().rss, threading.active_count()
+    for _ in range(num):
+        action()
+    gc.collect()
+    return (process.memory_info().rss - before) / 2**20, threading.active_count() - num_threads
+
+
+def _fail_to_connect(uri: str) -> Callable[[], None]:
+    gate = camera(uri)
+
+    def connect() -> None:
+        with pytest.raises(Exception, match=r"rtsp://"):
+            next(iter(gate._open()))
+
+    return connect
+
+
+@pytest.mark.parametrize("kind", ["refused", "401", "404"])
+def test_failed_connects_leave_nothing(kind):
+    """V4."""
+    with RtspServer(login=("john.doe", HARD) if kind == "401" else None) as server:
+        uri = server.url(path="/other") if kind == "404" else server.url()
+        if kind == "refused":
+            server.kill()
+        grown_mb, num_threads = _grown(_fail_to_connect(uri), LEAK_ROUNDS)
+
+    assert grown_mb < 8
+    assert num_threads <= 2
+    assert not psutil.Process().children()
+
+
+def test_cameras_that_come_and_go_leave_nothing():
+    """V5."""
+    with RtspServer(fps=100) as server:
+
+        def come_and_go() -> None:
+            with started(server.url()) as gate:
+                until(lambda: gate.reader.num_read > 0)
+
+        grown_mb, num_threads = _grown(come_and_go, LEAK_ROUNDS // 4)
+
+    assert grown_mb < 8
+    assert num_threads <= 2
+
+
+def test_one_bad_camera_touches_no_other_and_no_password_is_told(caplog, capfd):
+    """V2, A2: a wrong password, a wrong host and a wrong path beside a camera that is well."""
+    caplog.set_level(logging.DEBUG)
+    with RtspServer(login=("john.doe", HARD), fps=20) as server, EmbeddedServer() as redis:
+        cameras = {
+            "good": server.url(f"john.doe:{HARD}"),
+            "intruder": server.url("john.doe:wr@ng/pass?word"),
+            "lost": server.url(f"john.doe:{HARD}", path="/elsewhere"),
+            "away": f"rtsp://john.doe:{HARD}@127.0.0.2:9/cam",
+            "odd": "/dev/video77",
+        }
+        entries = {name: {"source": source, "stream": STREAM} for name, source in cameras.items()}
+        with worker(redis, entries | {"off": {"source": server.url(), "enabled": False}}) as running:
+            states = {
+                "good": "running",
+                "intruder": "auth_failed",
+                "lost": "not_found",
+                "away": "connecting",
+                "odd": "not_found",
+                "off": "stopped",
+            }
+            until(lambda: {name: s.state for name, s in statuses(running).items()} == states)
+            until(lambda: statuses(running)["good"].num_frames > 10)
+            told = [caplog.text, *capfd.readouterr(), *(repr(s) for s in statuses(running).values())]
+
+    for text in told:
+        for secret in ("john.doe", HARD, "p%40s", "wr@ng", "wr%40ng", "elsewhere"):
+            assert secret not in text
+
+
+def statuses(running: VisionWorker) -> dict[str, CameraStatus]:
+    return {name: camera.status() for name, camera in running._cameras.items()}

@@ -1,0 +1,77 @@
+"""Camera addresses: logins of all kinds reach FFmpeg whole, and are never shown (A2)."""
+
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vision.errors import SourceUnsupported
+from vision.urls import parse_stream_url, redact
+
+HARD = "p@s/w?o#r:d"
+
+
+@pytest.mark.parametrize(
+    ("uri", "user", "password", "host", "port", "rest"),
+    [
+        ("rtsp://10.0.0.5/main", None, None, "10.0.0.5", None, "/main"),
+        ("RTSP://cam:8554/main?x=1", None, None, "cam", 8554, "/main?x=1"),
+        ("rtsp://john.doe:secret@cam/a", "john.doe", "secret", "cam", None, "/a"),
+        (f"rtsp://john.doe:{HARD}@10.0.0.5:554/a", "john.doe", HARD, "10.0.0.5", 554, "/a"),
+        ("rtsp://john.doe:p%40s%2Fw%3Fo%23r%3Ad@cam:554", "john.doe", HARD, "cam", 554, "/"),
+        ("rtsp://admin:12/34@cam.local/a", "admin", "12/34", "cam.local", None, "/a"),
+        ("http://admin@cam/video?size=1", "admin", None, "cam", None, "/video?size=1"),
+        ("http://u:p@10.0.0.1/x?mail=a@b.com", "u", "p", "10.0.0.1", None, "/x?mail=a@b.com"),
+        ("http://10.0.0.1:80/x?mail=a@b.com", None, None, "10.0.0.1", 80, "/x?mail=a@b.com"),
+        ("rtsps://[fe80::1]:7441/TOKEN", None, None, "[fe80::1]", 7441, "/TOKEN"),
+    ],
+)
+def test_an_address_is_taken_apart(uri, user, password, host, port, rest):
+    url = parse_stream_url(uri)
+
+    assert (url.user, url.password, url.host, url.port, url.rest) == (user, password, host, port, rest)
+    assert parse_stream_url(url.full) == url
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "exec:rm -rf /",
+        "rtsp://",
+        "rtsp:///main",
+        "rtsp://cam:99999/",
+        "rtsp://cam:port/",
+        "rtsp://u:p@cam/x?mail=a@b.com",
+    ],
+)
+def test_what_cannot_be_an_address_is_refused_without_showing_it(uri):
+    with pytest.raises(SourceUnsupported) as refused:
+        parse_stream_url(uri)
+
+    assert "p@" not in str(refused.value)
+    assert "mail" not in str(refused.value)
+
+
+@settings(max_examples=60)
+@given(st.text(string.ascii_letters + string.digits + string.punctuation, min_size=3, max_size=12))
+def test_no_password_is_shown(password):
+    """A2."""
+    secret = f"~{password}~"
+    uri = f"rtsp://john.doe:{secret}@10.1.2.3:554/live/key"
+
+    assert redact(f"cannot open {uri} now") == "cannot open rtsp://10.1.2.3:554/… now"
+    try:
+        url = parse_stream_url(uri)
+    except SourceUnsupported:
+        return
+    assert "~" not in repr(url) + url.shown
+    assert url.password == secret or "%" in secret
+
+
+def test_addresses_in_a_text_keep_their_host_only():
+    text = "a redis://:pw@r1:6379/0, b https://h/x?token=1; c synthetic://street?seed=7 file:///v.mp4 rtsp://u:x/y"
+
+    assert redact(text) == (
+        "a redis://r1:6379/… b https://h/… c synthetic://street?seed=7 file:///v.mp4 rtsp://…"
+    )

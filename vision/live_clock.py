@@ -1,0 +1,92 @@
+"""Times of the pictures of a live stream, and which of them are looked at."""
+
+from dataclasses import dataclass
+
+JUMP_S = 10.0
+"""Time stamps that are so far from the local clock are not believed."""
+
+LATE_S = 1.0
+"""A picture that is so much later than the quickest ones only tells of a queue on the way."""
+
+_FORGET = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a picture is.
+
+    Attributes:
+        time_s: seconds since the stream's start, never going back.
+        wait_s: how long to hold the picture, of a stream that comes in bursts.
+        is_late: newer pictures are on their way; there is no use in this one.
+    """
+
+    time_s: float
+    wait_s: float = 0.0
+    is_late: bool = False
+
+
+class LiveClock:
+    """Seconds since the stream's start by its time stamps, while these agree with the local clock.
+
+    Args:
+        is_paced: the stream comes in bursts (HLS): its pictures are held until their time.
+    """
+
+    def __init__(self, *, is_paced: bool = False) -> None:
+        self._is_paced = is_paced
+        self._start: float | None = None
+        self._shift: float | None = None
+        self._last_s = 0.0
+        self._seen_at = 0.0
+        self._least_lag_s = 0.0
+
+    def place(self, stamp_s: float | None, now: float) -> Moment:
+        """Return when a picture is.
+
+        Args:
+            stamp_s: its time stamp in seconds, None where it has none.
+            now: seconds of the local clock, rising.
+        """
+        if self._start is None:
+            self._start, self._seen_at = now, now
+        elapsed_s, since_s = now - self._start, now - self._seen_at
+        self._seen_at = now
+        time_s = self._believed(stamp_s, elapsed_s)
+        lag_s = elapsed_s - time_s
+        # why: clocks drift by seconds a day; the quickest picture of long ago is forgotten slowly.
+        self._least_lag_s = min(lag_s, self._least_lag_s + _FORGET * since_s)
+        self._last_s = max(time_s, self._last_s)
+        if self._is_paced:
+            return Moment(self._last_s, wait_s=max(0.0, -lag_s))
+        return Moment(self._last_s, is_late=lag_s - self._least_lag_s > LATE_S)
+
+    def _believed(self, stamp_s: float | None, elapsed_s: float) -> float:
+        if stamp_s is None:
+            return elapsed_s
+        if self._shift is None:
+            self._shift = elapsed_s - stamp_s
+        time_s = stamp_s + self._shift
+        if abs(elapsed_s - time_s) > JUMP_S or (self._is_paced and time_s < elapsed_s):
+            self._shift = elapsed_s - stamp_s
+            self._least_lag_s = 0.0
+            return elapsed_s
+        return time_s
+
+
+class FrameGate:
+    """Lets through so many frames a second, by their own times; all with `max_fps` None."""
+
+    def __init__(self, max_fps: float | None) -> None:
+        self._interval_s = 1 / max_fps if max_fps else 0.0
+        self._due_s = 0.0
+
+    def passes(self, time_s: float) -> bool:
+        """Return whether the frame of that time is one of them."""
+        if time_s < self._due_s - self._interval_s:
+            # why: a clock that jumped back must not silence the camera until it has caught up.
+            self._due_s = time_s
+        if time_s < self._due_s - 1e-3:
+            return False
+        self._due_s = max(self._due_s, time_s - self._interval_s) + self._interval_s
+        return True

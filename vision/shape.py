@@ -1,0 +1,39 @@
+"""Turning frames and making them smaller, as a camera's settings ask."""
+
+from dataclasses import dataclass
+
+from vision.pixels import rotate_clockwise
+from vision.types import Image
+
+
+@dataclass(frozen=True)
+class FrameShape:
+    """How frames are turned, and how large they may be.
+
+    Attributes:
+        rotate: quarter turns clockwise, in degrees.
+        max_width: pixels after turning, None for any.
+        max_height: likewise.
+    """
+
+    rotate: int = 0
+    max_width: int | None = None
+    max_height: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether frames stay as they are."""
+        return not (self.rotate or self.max_width or self.max_height)
+
+    def apply(self, image: Image) -> Image:
+        """Return the picture ``[H, W, 3]`` turned, then made smaller in proportion if it is too large."""
+        import cv2
+        import numpy as np
+
+        image = rotate_clockwise(image, self.rotate)
+        height, width = image.shape[:2]
+        factor = min(1.0, (self.max_width or width) / width, (self.max_height or height) / height)
+        if factor == 1.0:
+            return image
+        size = (max(1, round(width * factor)), max(1, round(height * factor)))
+        return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)

@@ -1,0 +1,137 @@
+"""Camera addresses: taken apart so that no password is lost to FFmpeg, and none is ever shown.
+
+Cameras have passwords with ``@ / ? # :`` in them, and people write them down as they are. What may be shown
+of an address is its scheme, host and port: paths and queries hold stream keys and tokens.
+"""
+
+import re
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from vision.errors import SourceUnsupported
+
+STREAM_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps")
+"""Schemes of live streams that are read over a network."""
+
+_PLAIN_SCHEMES = frozenset({"file", "synthetic", "v4l2"})
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S*)")
+_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?")
+_CERTAIN_HOST = re.compile(r"\[.*\]|localhost|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUrl:
+    """An address in parts.
+
+    Attributes:
+        scheme: lower case, one of `STREAM_SCHEMES`.
+        user: the user's name in clear, None where the address has none.
+        password: in clear, None where the address has none.
+        host: a name or number, IPv6 in brackets.
+        port: None for the scheme's own.
+        rest: path and query as given, with the ``/`` before.
+    """
+
+    scheme: str
+    user: str | None
+    password: str | None
+    host: str
+    port: int | None
+    rest: str
+
+    def __repr__(self) -> str:
+        return f"StreamUrl({self.shown!r})"
+
+    @property
+    def shown(self) -> str:
+        """What may be shown of it: ``rtsp://host:port/…``."""
+        return f"{self.scheme}://{self._netloc}/…"
+
+    @property
+    def full(self) -> str:
+        """The address with user and password, percent-encoded as FFmpeg wants them. Secret."""
+        if self.user is None:
+            return f"{self.scheme}://{self._netloc}{self.rest}"
+        secret = "" if self.password is None else f":{quote(self.password, safe='')}"
+        return f"{self.scheme}://{quote(self.user, safe='')}{secret}@{self._netloc}{self.rest}"
+
+    @property
+    def _netloc(self) -> str:
+        return self.host if self.port is None else f"{self.host}:{self.port}"
+
+
+def is_stream(uri: str) -> bool:
+    """Whether `uri` has the scheme of a live stream."""
+    scheme, has_scheme, _ = uri.partition("://")
+    return bool(has_scheme) and scheme.lower() in STREAM_SCHEMES
+
+
+def parse_stream_url(uri: str) -> StreamUrl:
+    """Take an address apart, one with special characters in its password too.
+
+    Raises:
+        SourceUnsupported: another scheme, no host, a bad port, or a password that makes it ambiguous. The
+            message shows nothing of user, password and path.
+    """
+    scheme, _, after = uri.partition("://")
+    scheme = scheme.lower()
+    if scheme not in STREAM_SCHEMES:
+        raise SourceUnsupported(f"{scheme}:// is not the address of a stream; {_names()} are")
+    login, place = _split_login(scheme, after)
+    found = _HOST.match(place)
+    rest = place[found.end() :] if found else ""
+    if not found or (rest and rest[0] not in "/?#") or int(found["port"] or 1) not in range(1, 65536):
+        raise SourceUnsupported(f"a {scheme}:// address has no usable host and port; write {scheme}://HOST/…")
+    user, has_password, password = login.partition(":") if login is not None else (None, "", "")
+    return StreamUrl(
+        scheme,
+        None if user is None else unquote(user),
+        unquote(password) if has_password else None,
+        found["host"],
+        int(found["port"]) if found["port"] else None,
+        rest if rest.startswith("/") else f"/{rest}",
+    )
+
+
+def redact(text: str) -> str:
+    """The text with every address in it cut to ``scheme://host:port/…``; those of files stay."""
+    return _URL.sub(_shown, text)
+
+
+def _shown(match: re.Match[str]) -> str:
+    scheme, after = match[1], match[2]
+    if scheme.lower() in _PLAIN_SCHEMES:
+        return match[0]
+    # why: an @ may belong to the password or to the path; the host after the last one tells least.
+    place = after.rpartition("@")[2]
+    found = _HOST.match(place)
+    is_plain = found and place[found.end() : found.end() + 1] in ("", *"/?#),;.'\"<>")
+    return f"{scheme}://{found[0]}/…" if found and is_plain else f"{scheme}://…"
+
+
+def _split_login(scheme: str, after: str) -> tuple[str | None, str]:
+    """`user:password` and what follows; by the standard where that is certain, else by the last `@`."""
+    authority = re.split(r"[/?#]", after, maxsplit=1)[0]
+    standard, last = authority.rfind("@"), after.rfind("@")
+    if last < 0:
+        return None, after
+    if standard == last or (standard >= 0 and _is_certain(after[standard + 1 :])):
+        return after[:standard], after[standard + 1 :]
+    if standard < 0 and _HOST.fullmatch(authority):
+        # why: `host:554/a@b` has no login, but `user:554/a@host` has one; a host that is none decides.
+        return (after[:last], after[last + 1 :]) if not _is_certain(after) else (None, after)
+    if _is_certain(after[last + 1 :]) and not re.search(r"\?[^@]*=[^@]*@", after):
+        return after[:last], after[last + 1 :]
+    raise SourceUnsupported(
+        f"the {scheme}:// address can be read in two ways: in user and password write "
+        "@ as %40, / as %2F, ? as %3F, # as %23 and : as %3A"
+    )
+
+
+def _is_certain(place: str) -> bool:
+    found = _HOST.match(place)
+    return bool(found and _CERTAIN_HOST.fullmatch(found["host"]))
+
+
+def _names() -> str:
+    return ", ".join(f"{scheme}://" for scheme in STREAM_SCHEMES)
