@@ -185,6 +185,7 @@ class Describer:
             messages=messages,
             sampling=self._sampling,
             priority="background",
+            tenant=job.key,
             expires_at=None if job.expires_at is None else time.monotonic() + job.expires_at - time.time(),
         )
         pieces = []

@@ -23,6 +23,7 @@ class GenerationRequest:
         priority: Interactive work goes before background work and may preempt it.
         expires_at: On the engine's clock, in seconds; a request that waits then, or whose images are
             not encoded then, ends with ``finish_reason="expired"``.
+        tenant: Who sends it, as a camera; background work is shared fairly between tenants.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     priority: Priority = "interactive"
     expires_at: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

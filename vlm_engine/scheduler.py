@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from vlm_engine.block_pool import BlockPool, block_hash
 from vlm_engine.budget import StepBudget
 from vlm_engine.encoder_cache import EncoderCache
+from vlm_engine.fair_shares import FairShares
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
@@ -69,6 +70,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
+        self._shares = FairShares()
         self._now = 0.0
         self.preemptions: Counter[str] = Counter()
 
@@ -79,6 +81,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that fits the pool (the engine refuses the others)."""
+        if not sequence.is_interactive:
+            self._shares.enter(sequence)
         self.waiting.append(sequence)
 
     def plan(self, now: float) -> StepPlan:
@@ -125,6 +129,8 @@ class Scheduler:
         if reason == "error":
             self.pool.forget(sequence.block_ids)
         self._free(sequence)
+        if sequence.first_step_s is None and not sequence.is_interactive:
+            self._shares.give_back(sequence)
         if reason == "error":
             self.encoder_cache.drop_idle(image.digest for image in sequence.placeholders)
         for line in (self.waiting, self.running):
@@ -174,7 +180,7 @@ class Scheduler:
         self._serve(sorted(everyone, key=self._turn), draft)
 
     def _turn(self, sequence: Sequence) -> tuple[bool, float, float]:
-        """Order within a class: decodes, then background as it came, of chats the shorter prompt.
+        """Order within a class: decodes, then background by place, of chats the shorter prompt.
 
         why: a line of text that waits behind a picture is late by the whole picture, the picture
         behind the line hardly at all, and this holds for a long prompt that runs already. Who waits
@@ -182,7 +188,7 @@ class Scheduler:
         """
         arrival_s = sequence.arrival_s
         if sequence.is_decoding or not sequence.is_interactive:
-            return not sequence.is_decoding, 0.0, arrival_s
+            return not sequence.is_decoding, sequence.place, arrival_s
         waited_s = max(0.0, self._now - arrival_s)
         return True, sequence.num_left / (1.0 + waited_s / PATIENCE_S), arrival_s
 
@@ -227,6 +233,8 @@ class Scheduler:
         while len(self.running) >= self.max_num_seqs:
             self._preempt(self._victims(sequence, draft)[-1], draft, "slots")
         sequence.status = Status.RUNNING
+        if not sequence.is_interactive:
+            self._shares.start(sequence)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         return []
@@ -340,7 +348,7 @@ class Scheduler:
                 or (
                     is_running
                     and other.is_interactive == sequence.is_interactive
-                    and other.arrival_s > sequence.arrival_s
+                    and _rank(other) > _rank(sequence)
                 )
             )
         ]
@@ -382,6 +390,6 @@ class Scheduler:
         sequence.num_published = num_full
 
 
-def _rank(sequence: Sequence) -> tuple[bool, float]:
-    """Order of importance: interactive first, then the older."""
-    return not sequence.is_interactive, sequence.arrival_s
+def _rank(sequence: Sequence) -> tuple[bool, float, float]:
+    """Order of importance: interactive first, then by place, then the older."""
+    return not sequence.is_interactive, sequence.place, sequence.arrival_s

@@ -60,6 +60,7 @@ class Sequence:
         max_tokens: Output tokens at which it ends, already clamped to the context.
         stop_token_ids: Ids that end it.
         arrival_s: When it was submitted, on the engine's clock.
+        place: Where it stands among background work, by the fair share of its tenant.
     """
 
     request: GenerationRequest
@@ -70,6 +71,7 @@ class Sequence:
     stop_token_ids: frozenset[int]
     arrival_s: float
     status: Status = Status.WAITING
+    place: float = 0.0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0

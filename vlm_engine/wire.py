@@ -48,6 +48,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     priority: Priority
     expires_at: float | None
+    tenant: str
     token_ids: list[int]
     position_delta: int
     images: list[WireImage]
@@ -124,6 +125,7 @@ def encode_submit(request: GenerationRequest, prompt: PreparedPrompt, preprocess
         sampling=request.sampling,
         priority=request.priority,
         expires_at=request.expires_at,
+        tenant=request.tenant,
         token_ids=prompt.token_ids,
         position_delta=prompt.position_delta,
         images=[WireImage(run.start, run.length, run.digest, image.grid) for run, image in pairs],
@@ -138,7 +140,9 @@ def decode_submit(header: Submit, frames: Frames) -> tuple[GenerationRequest, Pr
     tensors = [_tensor_of(info, frame) for info, frame in zip(header.tensors, frames, strict=True)]
     runs = tuple(Placeholder(im.start, im.length, im.digest, index) for index, im in enumerate(header.images))
     images = tuple(ImageInput(t, im.grid) for t, im in zip(tensors[1:], header.images, strict=True))
-    request = GenerationRequest(header.request_id, (), header.sampling, header.priority, header.expires_at)
+    request = GenerationRequest(
+        header.request_id, (), header.sampling, header.priority, header.expires_at, header.tenant
+    )
     return request, PreparedPrompt(header.token_ids, tensors[0], header.position_delta, runs, images)
 
 

@@ -28,9 +28,11 @@ def make_sequence(
     arrival_s: float | None = None,
     expires_at: float | None = None,
     text: int | None = None,
+    tenant: str = "",
 ) -> Sequence:
     number = next(_ids)
-    request = GenerationRequest(f"r{number}", (), SamplingParams(max_tokens=max_tokens), priority, expires_at)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    request = GenerationRequest(f"r{number}", (), sampling, priority, expires_at, tenant)
     first_token = 1000 * (number if text is None else -1 - text)
     is_image = {i for p in images for i in range(p.start, p.end)}
     return Sequence(

@@ -29,6 +29,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
         images=tuple(images),
         text=draw(st.integers(0, 2)),
         expires_at=draw(st.sampled_from([None, None, 5.0])),
+        tenant=draw(st.sampled_from(["", "yard"])),
     )
 
 
