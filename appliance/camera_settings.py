@@ -1,25 +1,12 @@
 """The settings of one camera: where its frames come from, and how they are read."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, field_validator, model_validator
 
-
-class SettingsPart(BaseModel):
-    """A part of the settings: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DetectSettings(SettingsPart):
-    """What the detector is given: at most so many pixels and frames a second; None leaves it to the camera.
-
-    A frame larger than `width` x `height` is made smaller and keeps its proportions.
-    """
-
-    width: int | None = Field(default=None, ge=32, le=8192)
-    height: int | None = Field(default=None, ge=32, le=8192)
-    fps: float | None = Field(default=None, gt=0, le=120)
+from appliance.settings_part import SettingsPart, inherit
+from appliance.view_settings import ViewSettings
 
 
 class StreamSettings(SettingsPart):
@@ -35,20 +22,50 @@ class StreamSettings(SettingsPart):
     silence_s: float = Field(default=5.0, gt=0, le=600)
 
 
-class CameraSettings(SettingsPart):
+class FfmpegInput(SettingsPart):
+    """One stream of a camera, as Frigate lists them."""
+
+    path: str = Field(min_length=1)
+    roles: tuple[Literal["detect", "record", "audio"], ...] = ()
+
+
+class FfmpegSettings(SettingsPart):
+    """The streams of a camera; the one with the role `detect` is read, else the first."""
+
+    inputs: tuple[FfmpegInput, ...]
+
+    @field_validator("inputs")
+    @classmethod
+    def _check_inputs(cls, inputs: tuple[FfmpegInput, ...]) -> tuple[FfmpegInput, ...]:
+        if not inputs:
+            raise ValueError("one stream or more must be listed")
+        return inputs
+
+
+class CameraSettings(ViewSettings):
     """One camera: where its frames come from, and how many of them a second to look at (None: all).
 
-    `fps` is short for `detect.fps`. A file begins again at its end when it is to `loop`. `rotate` turns the
-    picture clockwise, by degrees, for a camera that hangs sideways.
+    `source` may also be given as Frigate does, by `ffmpeg.inputs`. `fps` is short for `detect.fps`. A file
+    begins again at its end when it is to `loop`. `rotate` turns the picture clockwise, by degrees, for a
+    camera that hangs sideways.
     """
 
     source: str = Field(min_length=1)
-    enabled: bool = True
+    ffmpeg: FfmpegSettings | None = None
     fps: float | None = Field(default=None, gt=0, le=120)
-    detect: DetectSettings = DetectSettings()
     stream: StreamSettings = StreamSettings()
     loop: bool = False
     rotate: Literal[0, 90, 180, 270] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_source(cls, data: Any) -> Any:
+        path = _detect_path(data.get("ffmpeg")) if isinstance(data, Mapping) else None
+        if path is None or data.get("source") == path:
+            return data
+        if "source" in data:
+            raise ValueError("give source or ffmpeg.inputs, not both")
+        return {**data, "source": path}
 
     @property
     def max_fps(self) -> float | None:
@@ -56,9 +73,35 @@ class CameraSettings(SettingsPart):
         return self.detect.fps or self.fps
 
 
-def check_camera_names(cameras: dict[str, CameraSettings]) -> dict[str, CameraSettings]:
-    """The same cameras; raises `ValueError` for a name that could not stand in a path or key."""
-    for name in cameras:
-        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-            raise ValueError(f"camera name {name!r}: use letters, digits, '-' and '_'")
-    return cameras
+def complete(cameras: dict[str, CameraSettings], common: ViewSettings) -> dict[str, CameraSettings]:
+    """The same cameras, each with what it does not say itself out of `common`.
+
+    Raises `ValueError` with one line a problem: a name that could not stand in a path or key, coordinates or
+    names that mean nothing. A line that begins with a dot goes on the path of the cameras.
+    """
+    complete = {name: _completed(camera, common) for name, camera in cameras.items()}
+    problems = [f".{name}{problem}" for name, camera in complete.items() for problem in camera.problems()]
+    problems += [
+        f"camera name {name!r}: use letters, digits, '-' and '_'" for name in cameras if not _is_plain(name)
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return complete
+
+
+def _completed(camera: CameraSettings, common: ViewSettings) -> CameraSettings:
+    shared = {name: getattr(common, name) for name in ViewSettings.model_fields}
+    return inherit(CameraSettings.model_construct(**shared, source=camera.source), camera)
+
+
+def _is_plain(name: str) -> bool:
+    return name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+
+
+def _detect_path(ffmpeg: Any) -> str | None:
+    """The address of the stream to look at; None when there is none that could be one."""
+    inputs = ffmpeg.get("inputs") if isinstance(ffmpeg, Mapping) else None
+    streams = [one for one in inputs or () if isinstance(one, Mapping)] if isinstance(inputs, list) else []
+    chosen = next((one for one in streams if "detect" in (one.get("roles") or ())), next(iter(streams), {}))
+    path = chosen.get("path")
+    return path if isinstance(path, str) and path else None

@@ -90,6 +90,10 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
     describe: DescribeOption = None,
     prompt: PromptOption = None,
     cooldown: CooldownOption = None,
+    camera: Annotated[
+        str | None,
+        typer.Option(help="Look at it as this camera of the settings does: its zones, filters, triggers."),
+    ] = None,
     speed: Annotated[Speed, typer.Option(help="max, or 1x for the speed of the recording.")] = Speed.MAX,
     detector: DetectorOption = None,
     vlm: VlmOption = None,
@@ -117,7 +121,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
         # why: torch comes with this one, and takes seconds that a mistake should not wait for.
         from appliance.replay import ReplayOptions, run_replay
 
-        options = ReplayOptions(realtime=speed is Speed.REALTIME, output=output, save=save)
+        options = ReplayOptions(speed is Speed.REALTIME, camera, output, save)
         num_failed = run_replay(settings, recordings, options)
     if num_failed:
         raise typer.Exit(EXIT_PARTIAL)

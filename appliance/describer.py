@@ -9,14 +9,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from PIL import Image
 
 from appliance.images import ImageError, image_from_bytes
 from appliance.jobs import DescribeJob, Description, Timings, decode_job, encode_description
-from appliance.prompts import describe_messages, detection_line
+from appliance.prompts import context_line, describe_messages, detection_line
 from appliance.tasks import end_all
 from queues.consumer import JobConsumer
 from queues.errors import QueueError
@@ -53,10 +53,22 @@ class DescribeError(Exception):
     """The model gave no description this time; another try may."""
 
 
-def prompt_of(job: DescribeJob, image: Image.Image) -> list[dict[str, Any]]:
-    """The messages that put `job` to the model: instruction, picture, what the detector saw."""
-    centers = [(d["box"]["x1"] + d["box"]["x2"]) / 2 / job.width for d in job.detections]
-    return describe_messages(job.prompt, image, detection_line([d["name"] for d in job.detections], centers))
+def prompt_of(
+    job: DescribeJob, image: Image.Image, *, earlier: Sequence[Image.Image] = (), has_context: bool = False
+) -> list[dict[str, Any]]:
+    """The messages that put `job` to the model: instruction, pictures, what the detector saw in the last.
+
+    With `has_context`, unless the job says otherwise, also which camera, when and in which zones.
+    """
+    left, width = (job.crop[0], job.crop[2] - job.crop[0]) if job.crop else (0.0, job.width)
+    centers = [((d["box"]["x1"] + d["box"]["x2"]) / 2 - left) / max(width, 1) for d in job.detections]
+    shown = [(d, x) for d, x in zip(job.detections, centers, strict=True) if not job.crop or 0 <= x <= 1]
+    line = detection_line([d["name"] for d, _ in shown], [x for _, x in shown])
+    context = ""
+    if has_context if job.has_context is None else job.has_context:
+        zones = [(d["name"], d.get("zones", ())) for d, _ in shown]
+        context = context_line(job.camera_name or job.camera, job.taken, zones)
+    return describe_messages(job.prompt, image, line, earlier=earlier, context=context)
 
 
 def prompt_text(messages: list[dict[str, Any]]) -> str:
@@ -69,7 +81,9 @@ class Describer:
     """Runs until cancelled; at most `concurrency` descriptions are with the engine at once.
 
     `on_settled` gets every outcome with the picture as JPEG: descriptions, errors, and what was given up
-    after its last delivery and lies among the dead letters. `outcomes` counts them, see `OUTCOMES`.
+    after its last delivery and lies among the dead letters; the picture is empty when none is to be kept.
+    With `has_context` the model is told camera, time and zones, unless a job says otherwise.
+    `outcomes` counts them, see `OUTCOMES`.
     """
 
     def __init__(
@@ -79,12 +93,14 @@ class Describer:
         *,
         concurrency: int,
         max_tokens: int,
+        has_context: bool = False,
         on_settled: Callable[[Description, bytes], object] = lambda description, jpeg: None,
     ) -> None:
         self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._consumer = consumer
         self._model = model
         self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self._has_context = has_context
         self._on_settled = on_settled
         self._concurrency = concurrency
         self._running: set[asyncio.Task[None]] = set()
@@ -140,7 +156,7 @@ class Describer:
             await self._give_up(job, delivery, str(error))
             return
         # why: whoever follows the results must not be told before this listener, who also gets the picture.
-        self._on_settled(description, job.image)
+        self._on_settled(description, _snapshot(job))
         outcome = "failed" if description.error is not None else "described"
         is_first = await self._consumer.finish(delivery, encode_description(description))
         self.outcomes[outcome if is_first else "duplicate"] += 1
@@ -152,15 +168,15 @@ class Describer:
         self.outcomes["retried" if is_retried else "dead"] += 1
         if not is_retried and is_last:
             description = Description.of(job, prompt=job.prompt, described_at=time.time(), error=error)
-            self._on_settled(description, job.image)
+            self._on_settled(description, _snapshot(job))
 
     async def _describe(self, job: DescribeJob, delivery: Delivery) -> Description:
         """The answer, with an error in place of the text when trying again cannot help."""
         try:
-            image = await asyncio.to_thread(image_from_bytes, job.image)
+            *earlier, image = await asyncio.to_thread(_pictures, job)
         except ImageError as broken:
             return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(broken))
-        messages = prompt_of(job, image)
+        messages = prompt_of(job, image, earlier=earlier, has_context=self._has_context)
         text, error, timings = None, None, Timings(queue_ms=delivery.queue_ms)
         try:
             text, last = await self._generate(delivery, messages)
@@ -194,6 +210,14 @@ class Describer:
             if event.finish_reason is not None:
                 return "".join(pieces).strip(), event
         raise DescribeError("the engine ended without a last event")
+
+
+def _pictures(job: DescribeJob) -> list[Image.Image]:
+    return [image_from_bytes(jpeg) for jpeg in (*job.earlier, job.image)]
+
+
+def _snapshot(job: DescribeJob) -> bytes:
+    return job.image if job.has_snapshot else b""
 
 
 def _refusal(text: str, last: TokenEvent) -> str | None:

@@ -91,7 +91,7 @@ class EventStore:
             if after is None:
                 return False
             seq = _replace(database, before, after)
-            if snapshot is not None:
+            if snapshot:
                 database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, snapshot))
             self.outbox.put(kind, seq, after)
             self._forget(seq)

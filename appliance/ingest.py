@@ -13,9 +13,10 @@ import uuid
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
 from appliance.logs import set_up_logging
-from appliance.observing import camera_config, make_job
+from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
 from appliance.settings import Settings, SettingsError
+from appliance.viewing import camera_config
 from queues.errors import QueueError
 from queues.producer import JobProducer
 from vision.annotate import encode_jpeg

@@ -27,7 +27,9 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     boxes in pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, maybe
     smaller. `prompt` is the instruction, without the line of detections, which is made from `detections`.
     `zones` are those that the track has been in, `earlier` are pictures of it from before, oldest first.
-    `camera_name` and `taken` say for people which camera it is and when the frame was taken.
+    `camera_name` and `taken` say for people which camera it is and when the frame was taken. `crop` is the
+    part of the frame that `image` shows (x1, y1, x2, y2), None for all of it. `has_context` says whether the
+    model is told all that (None: as suits it), `has_snapshot` whether the picture is kept with the event.
     """
 
     job_id: str
@@ -48,6 +50,9 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[bytes] = []
     camera_name: str = ""
     taken: str = ""
+    crop: list[float] | None = None
+    has_context: bool | None = None
+    has_snapshot: bool = True
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

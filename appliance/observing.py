@@ -1,52 +1,44 @@
-"""From settings to a vision pipeline, and from its observations to jobs for the model."""
+"""From observations to jobs for the model: what it is shown, and what it is told of it."""
 
 import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from appliance.jobs import DescribeJob, encode_job
 from appliance.prompts import DEFAULT_INSTRUCTION
-from appliance.settings import DEFAULT_LABELS, Settings
+from appliance.settings import Settings
+from appliance.view_settings import ViewSettings
 from queues.types import Job
 from vision.annotate import encode_jpeg
-from vision.detector import Detector
-from vision.pipeline import CameraConfig, Pipeline
 from vision.pixels import shrink
-from vision.trigger import TriggerConfig
-from vision.types import Observation
+from vision.types import Detections, Frame, Image, Observation
 
 JPEG_QUALITY = 92
 
-
-def wanted_labels(settings: Settings, detector: Detector) -> tuple[str, ...]:
-    """The classes worth a description: what was asked for, else the usual ones that the model gives."""
-    if settings.describe.labels is not None:
-        return settings.describe.labels
-    given = detector.config.classes or tuple(detector.names.values())
-    return tuple(label for label in DEFAULT_LABELS if label in given)
+Box = NDArray[np.float32]
 
 
-def camera_config(
-    settings: Settings, detector: Detector, name: str, *, frame_rate: float | None, is_video: bool = True
-) -> CameraConfig:
-    """How the frames of one camera are looked at."""
-    describe = settings.describe
-    trigger = TriggerConfig(
-        labels=wanted_labels(settings, detector),
-        cooldown_s=describe.cooldown_s,
-        min_score=describe.min_score,
-        min_area=describe.min_area,
-        min_hits=describe.min_hits,
-    )
-    return CameraConfig(name, frame_rate, settings.tracker, trigger, is_video)
+def make_job(
+    observation: Observation,
+    settings: Settings,
+    *,
+    job_id: str,
+    source: str,
+    is_live: bool,
+    view: ViewSettings | None = None,
+) -> Job:
+    """The job that asks for a description of `observation`; one of a live camera expires.
 
-
-def check_labels(settings: Settings, detector: Detector) -> None:
-    """Raises `UnknownClass` when a class is to be described that the detector does not give."""
-    Pipeline(detector, [camera_config(settings, detector, "any", frame_rate=None)])
-
-
-def make_job(observation: Observation, settings: Settings, *, job_id: str, source: str, is_live: bool) -> Job:
-    """The job that asks for a description of `observation`; one of a live camera expires."""
-    frame, detections = observation.frame, observation.detections
+    `view` None takes what the settings say of the frame's camera.
+    """
+    frame = observation.frame
+    view = view or settings.view_of(frame.camera)
+    taken = _taken(frame, is_live=is_live)
+    crop = _crop_of(observation, view)
+    side = settings.picture_side(view)
     body = DescribeJob(
         job_id=job_id,
         camera=frame.camera,
@@ -57,12 +49,90 @@ def make_job(observation: Observation, settings: Settings, *, job_id: str, sourc
         track_id=observation.track_id,
         label=observation.label,
         reason=observation.reason,
-        detections=detections.to_summary(),
+        detections=summary(observation),
         width=frame.width,
         height=frame.height,
-        prompt=settings.describe.prompt or DEFAULT_INSTRUCTION,
-        image=encode_jpeg(shrink(frame.image, settings.picture_side), JPEG_QUALITY),
+        prompt=_instruction(observation, view, taken),
+        image=_jpeg(frame.image, crop, side),
+        zones=list(observation.zones),
+        earlier=_earlier(observation, view, side),
+        camera_name=view.friendly_name or frame.camera,
+        taken=taken,
+        crop=None if crop is None else [round(float(v), 1) for v in crop],
+        has_context=view.describe.context,
+        has_snapshot=view.snapshots.enabled,
     )
     now = time.time()
     expires_at = now + settings.describe.max_age_s if is_live else None
     return Job(job_id, frame.camera, encode_job(body), now, expires_at)
+
+
+def summary(observation: Observation) -> list[dict[str, Any]]:
+    """The detections as they are told, with the zones of each where the camera has some."""
+    rows = observation.detections.to_summary()
+    if any(observation.zones_by_row):
+        for row, zones in zip(rows, observation.zones_by_row, strict=True):
+            row["zones"] = list(zones)
+    return rows
+
+
+def _instruction(observation: Observation, view: ViewSettings, taken: str) -> str:
+    describe = view.describe
+    text = describe.object_prompts.get(observation.label) or describe.prompt or DEFAULT_INSTRUCTION
+    known = {
+        "camera": view.friendly_name or observation.frame.camera,
+        "label": observation.label,
+        "zones": ", ".join(_zone_names(observation.zones, view)) or "no zone",
+        "time": taken,
+    }
+    # why: not `format`, for a prompt may hold braces of its own, of JSON that is wanted
+    for name, value in known.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def _zone_names(zones: Sequence[str], view: ViewSettings) -> list[str]:
+    return [view.zones[name].friendly_name or name if name in view.zones else name for name in zones]
+
+
+def _taken(frame: Frame, *, is_live: bool) -> str:
+    if is_live:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(frame.captured_at))
+    minutes, seconds = divmod(frame.time_s, 60)
+    return f"{minutes:.0f}:{seconds:04.1f} into the recording"
+
+
+def _crop_of(observation: Observation, view: ViewSettings) -> Box | None:
+    """The part of the frame around the object, None for the whole."""
+    if view.describe.image == "frame":
+        return None
+    return _around(observation.frame, observation.detections, observation.track_id, view.describe.crop_margin)
+
+
+def _around(frame: Frame, detections: Detections, track_id: int, margin: float) -> Box | None:
+    """A track's box with a margin, a share of its longer side, within the frame; None without the track."""
+    assert detections.track_ids is not None
+    rows = np.flatnonzero(detections.track_ids == track_id)
+    if not len(rows):
+        return None
+    box = detections.boxes[rows[0]]
+    space = margin * float(np.max(box[2:] - box[:2]))
+    box = box + np.array([-space, -space, space, space], np.float32)
+    return np.asarray(np.clip(box, 0, [frame.width, frame.height] * 2), np.float32)
+
+
+def _earlier(observation: Observation, view: ViewSettings, side: int) -> list[bytes]:
+    """Pictures of the track from before, oldest first, cut as the newest is."""
+    is_cropped, margin = view.describe.image == "crop", view.describe.crop_margin
+    pictures = []
+    for one in observation.earlier:
+        crop = _around(one.frame, one.detections, observation.track_id, margin) if is_cropped else None
+        pictures.append(_jpeg(one.frame.image, crop, side))
+    return pictures
+
+
+def _jpeg(image: Image, crop: Box | None, side: int) -> bytes:
+    if crop is not None:
+        (x1, y1), (x2, y2) = np.floor(crop[:2]).astype(int), np.ceil(crop[2:]).astype(int)
+        image = image[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)]
+    return encode_jpeg(shrink(image, side), JPEG_QUALITY)

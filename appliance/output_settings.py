@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from appliance.camera_settings import SettingsPart
+from appliance.settings_part import SettingsPart
 from appliance.outputs.signing import signing_key
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from appliance.observing import camera_config, make_job
+from appliance.observing import make_job
 from appliance.recordings import Recording
 from appliance.settings import Settings
+from appliance.viewing import camera_config
 from queues.errors import QueueFull
 from queues.producer import JobProducer
 from queues.types import Job
@@ -37,7 +38,8 @@ class PlayCounts:
 class Player:
     """Plays recordings one after the other, every frame; a full queue is waited for, nothing is dropped.
 
-    `on_result` sees every frame with its detections.
+    A recording is looked at as its name's camera is, or all of them as `camera` is; else as the settings say
+    for all cameras. `on_result` sees every frame with its detections.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Player:
         *,
         run_id: str,
         realtime: bool,
+        camera: str | None = None,
         on_result: Callable[[Recording, FrameResult], None] = lambda recording, result: None,
     ) -> None:
         self.counts = PlayCounts()
@@ -56,6 +59,7 @@ class Player:
         self._producer = producer
         self._run_id = run_id
         self._realtime = realtime
+        self._as_camera = camera
         self._on_result = on_result
         self._stop = threading.Event()
 
@@ -86,10 +90,12 @@ class Player:
             source.close()
 
     def _play_source(self, recording: Recording, source: FrameSource) -> None:
+        view = self._settings.view_of(self._as_camera or recording.name)
         camera = camera_config(
             self._settings,
             self._detector,
             recording.name,
+            view=view,
             frame_rate=source.fps,
             is_video=recording.is_video,
         )
@@ -111,6 +117,7 @@ class Player:
                         job_id=job_id,
                         source=recording.uri,
                         is_live=False,
+                        view=view,
                     )
                 )
 

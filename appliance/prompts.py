@@ -12,6 +12,8 @@ from typing import Any
 DEFAULT_INSTRUCTION = "Describe this camera frame in one or two short sentences."
 POSITIONS = ("left", "middle", "right")
 MAX_LISTED = 6
+RULES = "Speak only of what is listed as detected; do not mention other people, vehicles, animals or things."
+SEVERAL = "The pictures show it in order of time, the last one is the newest."
 
 
 def position_of(center_x: float) -> str:
@@ -44,16 +46,34 @@ def detection_line(labels: Sequence[str], centers_x: Sequence[float]) -> str:
     return f"Detected: {', '.join(groups)}."
 
 
-def describe_messages(instruction: str, image: Any, detection_line: str) -> list[dict[str, Any]]:
+def context_line(camera: str, taken: str, zones_by_label: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Tell where and when: ``Camera: Front. Time: 2026-01-31 12:00:00. In zones: person in porch.``
+
+    ``zones_by_label`` has one (label, zones) for each detection; who is in no zone is left out.
+    """
+    places = dict.fromkeys(f"{label} in {' and '.join(zones)}" for label, zones in zones_by_label if zones)
+    parts = [f"Camera: {camera}.", f"Time: {taken}." if taken else "", _zones(list(places))]
+    return " ".join(part for part in parts if part)
+
+
+def _zones(places: list[str]) -> str:
+    return f"In zones: {', '.join(places)}." if places else ""
+
+
+def describe_messages(
+    instruction: str, image: Any, detection_line: str, *, earlier: Sequence[Any] = (), context: str = ""
+) -> list[dict[str, Any]]:
     """Build the one user message that asks for a description of ``image`` (a PIL picture, RGB).
 
-    The order is instruction, picture, detections: what never changes comes first. An empty
-    ``detection_line`` leaves the last part out.
+    The order is instruction, pictures (``earlier`` ones first), context, detections: what never changes
+    comes first. With a ``context`` the model is also told to speak of nothing else. An empty
+    ``detection_line`` leaves that part out.
     """
+    stable = [instruction.strip(), RULES if context else "", SEVERAL if earlier else ""]
     content: list[dict[str, Any]] = [
-        {"type": "text", "text": f"{instruction.strip()}\n"},
-        {"type": "image", "image": image},
+        {"type": "text", "text": "".join(f"{line}\n" for line in stable if line)}
     ]
-    if detection_line:
-        content.append({"type": "text", "text": f"\n{detection_line}"})
+    content += [{"type": "image", "image": picture} for picture in (*earlier, image)]
+    if told := "".join(f"\n{line}" for line in (context, detection_line) if line):
+        content.append({"type": "text", "text": told})
     return [{"role": "user", "content": content}]

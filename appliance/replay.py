@@ -13,13 +13,13 @@ from appliance.describer import Describer
 from appliance.display import Display
 from appliance.jobs import Description, decode_description
 from appliance.loading import load_engine
-from appliance.observing import check_labels
 from appliance.output import DescriptionWriter
 from appliance.player import Player
 from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import BUNDLED_VLM, Settings, SettingsError
 from appliance.tasks import outlast, run_beside
+from appliance.viewing import check_labels
 from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader, forget_queue
 from vision.detector import Detector
 from vlm_engine import AsyncEngine, EngineStopped
@@ -33,9 +33,10 @@ WATCH_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What the command line said: how fast, and where the descriptions and pictures go."""
+    """What the command line said: how fast, as which camera, and where descriptions and pictures go."""
 
     realtime: bool = False
+    camera: str | None = None
     output: Path | None = None
     save: Path | None = None
 
@@ -45,6 +46,9 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
 
     Raises `VisionError`, `EngineError`, `QueueError` or `SettingsError` when it cannot begin.
     """
+    if options.camera is not None and options.camera not in settings.cameras:
+        known = ", ".join(settings.cameras) or "none"
+        raise SettingsError(f"--camera {options.camera}: the settings have no such camera; there is {known}")
     logging.basicConfig(level=logging.WARNING, format="appliance: %(message)s")
     with ExitStack() as stack:
         saver = Saver(_folder(options.save)) if options.save else None
@@ -54,10 +58,10 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
             display.say("note: the bundled demo model knows drawn scenes only; --vlm takes a real one")
         display.hint("loading the detector")
         detector = Detector(settings.detector)
-        check_labels(settings, detector)
+        check_labels(settings, detector, [options.camera or recording.name for recording in recordings])
         url = settings.redis.url or stack.enter_context(EmbeddedServer()).url
         run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
-        num_failed = asyncio.run(run.run(realtime=options.realtime))
+        num_failed = asyncio.run(run.run(realtime=options.realtime, camera=options.camera))
     if saver is not None:
         saver.save(recordings)
     return num_failed
@@ -87,12 +91,12 @@ class Replay:
         self._run_id = uuid.uuid4().hex[:8]
         self._settled: dict[str, Description] = {}
 
-    async def run(self, *, realtime: bool) -> int:
+    async def run(self, *, realtime: bool, camera: str | None = None) -> int:
         """Plays, describes and waits for the last description; the number of failures."""
         queue = self._queue()
         async with AsyncExitStack() as stack:
             producer = stack.enter_context(JobProducer(self._url, queue))
-            player = self._player(producer, realtime=realtime)
+            player = self._player(producer, realtime=realtime, camera=camera)
             self._display.hint("loading the vision-language model")
             engine = AsyncEngine(self._settings.engine, stall_s=STALL_S, load=load_engine)
             stack.push_async_callback(engine.close)
@@ -105,6 +109,7 @@ class Replay:
                 engine,
                 concurrency=self._settings.describe.concurrency,
                 max_tokens=self._settings.describe.max_tokens,
+                has_context=not self._settings.is_bundled_vlm,
                 on_settled=self._settle_dead,
             )
             await run_beside(
@@ -124,13 +129,14 @@ class Replay:
             when_full="wait",
         )
 
-    def _player(self, producer: JobProducer, *, realtime: bool) -> Player:
+    def _player(self, producer: JobProducer, *, realtime: bool, camera: str | None) -> Player:
         return Player(
             self._settings,
             self._detector,
             producer,
             run_id=self._run_id,
             realtime=realtime,
+            camera=camera,
             on_result=self._saver.keep if self._saver else lambda recording, result: None,
         )
 

@@ -120,6 +120,7 @@ class _Service:
             self._engine,
             concurrency=self._settings.describe.concurrency,
             max_tokens=self._settings.describe.max_tokens,
+            has_context=not self._settings.is_bundled_vlm,
             on_settled=self._events.add,
         )
 

@@ -20,6 +20,8 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -29,8 +31,18 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from appliance.camera_settings import CameraSettings, SettingsPart, check_camera_names
+from appliance.camera_settings import CameraSettings, complete
+from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
+from appliance.frigate import UNSUPPORTED, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
+from appliance.settings_part import SettingsPart
+from appliance.view_settings import (
+    DetectSettings,
+    MotionSettings,
+    ObjectSettings,
+    SnapshotSettings,
+    ViewSettings,
+)
 from queues.config import QueueConfig
 from vision.detector import DetectorConfig
 from vlm_engine.config import EngineConfig
@@ -40,16 +52,11 @@ BUNDLED_DETECTOR = str(MODELS_DIR / "yolo26n-scenes.pt")
 BUNDLED_VLM = str(MODELS_DIR / "vlm")
 DEFAULT_LABELS = ("person", "bicycle", "car", "motorcycle", "bus", "truck", "dog", "cat")
 
-_SECRET = {"source", "url", "api_key", "password", "secret", "headers"}
+_SECRET = {"source", "path", "url", "api_key", "password", "secret", "headers"}
 
 
 class SettingsError(ValueError):
     """The settings cannot be used; one line a problem: where it is, what is wrong, what is allowed."""
-
-
-def _split_commas(value: object) -> object:
-    """`"person, car"`, as an environment variable gives it, as a list; everything else as it is."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 def _with_defaults(**defaults: object) -> BeforeValidator:
@@ -68,30 +75,6 @@ def _check_detector(config: DetectorConfig) -> DetectorConfig:
     if config.imgsz is not None and config.imgsz < 32:
         raise ValueError(f"imgsz must be 32 or more, not {config.imgsz}")
     return config
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
-
-
-class DescribeSettings(SettingsPart):
-    """Which detections are worth a sentence, and how the model is asked for it.
-
-    `labels` None means the people, vehicles and animals that the detector knows, an empty list all classes.
-    `cooldown_s` and `min_hits` (frames) hold a track back, `min_area` is a share of the frame. `max_side`
-    bounds the picture's longer side in pixels (None: what suits the model). `max_age_s` is how long a live
-    frame is worth describing, `concurrency` how many descriptions the engine works on at once.
-    """
-
-    labels: Names | None = None
-    prompt: str | None = Field(default=None, min_length=1)
-    cooldown_s: float = Field(default=10.0, ge=0)
-    min_score: float = Field(default=0.4, ge=0, le=1)
-    min_area: float = Field(default=0.002, ge=0, le=1)
-    min_hits: int = Field(default=3, ge=1)
-    max_tokens: int = Field(default=64, ge=1, le=4096)
-    max_side: int | None = Field(default=None, ge=64, le=8192)
-    max_age_s: float = Field(default=60.0, gt=0)
-    concurrency: int = Field(default=4, ge=1, le=256)
 
 
 class RedisSettings(SettingsPart):
@@ -156,15 +139,43 @@ class Settings(BaseSettings):
     queue: QueueConfig = QueueConfig()
     redis: RedisSettings = RedisSettings()
     describe: DescribeSettings = DescribeSettings()
-    cameras: Annotated[dict[str, CameraSettings], AfterValidator(check_camera_names)] = {}
+    detect: DetectSettings = DetectSettings()
+    objects: ObjectSettings = ObjectSettings()
+    motion: MotionSettings = MotionSettings()
+    snapshots: SnapshotSettings = SnapshotSettings()
+    cameras: dict[str, CameraSettings] = {}
     events: EventSettings = EventSettings()
     outputs: OutputSettings = OutputSettings()
     server: ServerSettings = ServerSettings()
 
-    @property
-    def picture_side(self) -> int:
+    @field_validator("cameras", mode="after")
+    @classmethod
+    def _complete_cameras(
+        cls, cameras: dict[str, CameraSettings], info: ValidationInfo
+    ) -> dict[str, CameraSettings]:
+        # why: a part that is wrong itself is missing here, and told by itself
+        return complete(cameras, _common_view(info.data))
+
+    def view_of(self, camera: str) -> ViewSettings:
+        """What holds for a camera; for one that is not configured, what holds for all."""
+        return self.cameras.get(camera) or _common_view(dict(self))
+
+    def picture_side(self, view: ViewSettings) -> int:
         """Longest side in pixels of a picture for the model; the bundled one was trained on 448."""
-        return self.describe.max_side or (448 if self.engine.model == BUNDLED_VLM else 1280)
+        return view.describe.max_side or (448 if self.is_bundled_vlm else 1280)
+
+    @property
+    def is_bundled_vlm(self) -> bool:
+        """Whether the model is the demo's."""
+        return self.engine.model == BUNDLED_VLM
+
+
+def _common_view(parts: Mapping[str, Any]) -> ViewSettings:
+    """What holds for all cameras, out of the parts of the settings."""
+    given = {name: parts[name] for name in ("detect", "objects", "motion", "snapshots") if name in parts}
+    describe = parts.get("describe", DescribeSettings())
+    shared = {name: getattr(describe, name) for name in ViewDescribeSettings.model_fields}
+    return ViewSettings(**given, describe=ViewDescribeSettings.model_construct(**shared))
 
 
 def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
@@ -172,7 +183,7 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
 
     Raises `SettingsError` with one line a problem.
     """
-    data = {} if path is None else _read_yaml(path)
+    data, renamed = ({}, {}) if path is None else _read_file(path)
 
     class Loaded(Settings):
         @classmethod
@@ -184,13 +195,15 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=data)
+            environment, _ = in_our_words(env_settings())
+            sources = (environment, data)
+            return init_settings, *(InitSettingsSource(settings_cls, init_kwargs=one) for one in sources)
 
     where = "settings" if path is None else str(path)
     try:
-        return Settings.model_construct(**dict(Loaded(**(overrides or {}))))
+        return Settings.model_construct(**dict(Loaded(**in_our_words(overrides or {})[0])))
     except ValidationError as error:
-        raise SettingsError("\n".join(f"{where}: {line}" for line in _explain(error))) from None
+        raise SettingsError("\n".join(f"{where}: {line}" for line in _explain(error, renamed))) from None
     except SourceError as error:
         raise SettingsError(f"environment: {error}: lists and tables are written as JSON") from None
 
@@ -202,6 +215,14 @@ def to_json(settings: Settings) -> bytes:
         return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
     return json.dumps(settings.model_dump(), default=plain).encode()
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the file says in our words, and how it said what it said in others."""
+    try:
+        return in_our_words(fill_variables(_read_yaml(path)))
+    except MissingVariableError as error:
+        raise SettingsError(f"{path}: {error}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -220,28 +241,36 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _explain(error: ValidationError) -> Iterator[str]:
+def _explain(error: ValidationError, renamed: Mapping[str, str]) -> Iterator[str]:
     for problem in error.errors(include_url=False):
         location = problem["loc"]
         dotted = ".".join(str(part) for part in location)
+        written = renamed.get(dotted, dotted)
         if problem["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-            known = ", ".join(_known_keys(location[:-1]))
-            yield f"{dotted}: unknown key; allowed here: {known}"
+            yield f"{written}: {_why_unknown(location)}"
         elif problem["type"] == "missing":
-            yield f"{dotted}: is missing and has no default"
+            yield f"{written}: is missing and has no default"
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            # why: a dataclass's own check knows the field but not where the dataclass stands.
+            # why: a check of a whole part knows the field but not where the part stands.
             field, _, rest = message.partition(" ")
             if field.rstrip(":") in _known_keys(location):
-                dotted, message = f"{dotted}.{field.rstrip(':')}", rest
-            yield f"{dotted}: {message}{_shown(problem['input'], dotted)}"
+                written, message = f"{written}.{field.rstrip(':')}", rest
+            shown = _shown(problem["input"], written)
+            for line in message.splitlines():
+                yield f"{written}{line}" if line.startswith(".") else f"{written}: {line}{shown}"
+
+
+def _why_unknown(location: tuple[int | str, ...]) -> str:
+    if reason := UNSUPPORTED.get(str(location[-1])):
+        return f"a key of Frigate's that is not supported: {reason}; remove it"
+    return f"unknown key; allowed here: {', '.join(_known_keys(location[:-1]))}"
 
 
 def _shown(value: object, dotted: str) -> str:
     # why: a camera's URL or a key may hold a password, and error lines end in logs.
-    is_secret = not _SECRET.isdisjoint(dotted.split("."))
-    return "" if is_secret or isinstance(value, dict | list) else f", got {value!r}"
+    is_secret = not _SECRET.isdisjoint(dotted.split(".")) or "://" in str(value)
+    return "" if is_secret or isinstance(value, dict | list | tuple) else f", got {value!r}"
 
 
 def _known_keys(location: tuple[int | str, ...]) -> list[str]:
@@ -263,5 +292,5 @@ def _field_types(owner: Any) -> dict[str, Any]:
 
 
 def _item_type(owner: Any) -> Any:
-    arguments = [part for part in typing.get_args(owner) if part is not Ellipsis]
+    arguments = [one for one in typing.get_args(owner) if one not in (Ellipsis, type(None))]
     return arguments[-1] if arguments else None

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from appliance.jobs import decode_job
-from appliance.observing import make_job, wanted_labels
+from appliance.observing import make_job
 from appliance.settings import Settings, load_settings
+from appliance.viewing import wanted_labels
 from vision.detector import Detector
 from vision.types import Detections, Frame, Observation
 
@@ -60,8 +61,8 @@ def test_without_a_wish_the_usual_classes_are_wanted():
     chosen = load_settings(None, {"detector": {"device": "cpu"}})
     detector = Detector(chosen.detector)
 
-    assert wanted_labels(chosen, detector) == (
+    assert wanted_labels(chosen.view_of("any"), detector) == (
         "person", "bicycle", "car", "motorcycle", "bus", "truck", "dog", "cat",
     )  # fmt: skip
-    assert wanted_labels(settings(labels=["giraffe"]), detector) == ("giraffe",)
-    assert wanted_labels(settings(labels=[]), detector) == ()
+    assert wanted_labels(settings(labels=["giraffe"]).view_of("any"), detector) == ("giraffe",)
+    assert wanted_labels(settings(labels=[]).view_of("any"), detector) == ()

@@ -1,0 +1,95 @@
+"""When a camera's picture is described, what the model is shown of it, and what it is asked."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from appliance.settings_part import Names, SettingsPart
+
+
+class DwellSettings(SettingsPart):
+    """Who stays for so many `seconds`: in view, or in one of `zones`."""
+
+    seconds: float = Field(gt=0)
+    zones: Names = ()
+
+
+class TriggerSettings(SettingsPart):
+    """What is a reason for a description.
+
+    `new_track` is each visit, `zone_entry` and `line_crossing` are true for all zones and lines or name some,
+    `dwell` is who stays, `periodic` a scene that was not described for so many seconds. A plain list of names
+    means these and no others.
+    """
+
+    new_track: bool = True
+    zone_entry: bool | Names = False
+    line_crossing: bool | Names = False
+    dwell: DwellSettings | None = None
+    periodic: float | None = Field(default=None, gt=0)
+
+    @field_validator("dwell", mode="before")
+    @classmethod
+    def _read_dwell(cls, value: object) -> object:
+        is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+        return {"seconds": value} if is_number else value
+
+
+class ViewDescribeSettings(SettingsPart):
+    """What may differ from camera to camera.
+
+    `labels` (or `objects`) None means the people, vehicles and animals that are tracked, an empty list all
+    classes. `cooldown_s` (or `cooldown`) is per class, `camera_cooldown_s` and `track_cooldown_s` hold back
+    besides; `min_hits` are frames, `min_area` is a share of the frame. With `required_zones` only who was in
+    one of them is a reason. `prompt` may say `{camera}`, `{label}`, `{zones}` and `{time}`; `object_prompts`
+    are by class. Up to `max_images` pictures of the track go into one prompt, `image_interval` seconds apart:
+    the whole `frame`, or a `crop` around the object with a margin as a share of its size. `max_side` bounds
+    the picture's longer side in pixels (None: what suits the model). `context` tells the model camera, time
+    and zones too and to speak of nothing else (None: not the bundled one, which was trained without).
+    `similarity` leaves out frames that show what was described last, to that degree from 0 to 1 (None: none).
+    """
+
+    enabled: bool = True
+    labels: Names | None = None
+    prompt: str | None = Field(default=None, min_length=1)
+    object_prompts: dict[str, str] = Field(default_factory=dict)
+    required_zones: Names = ()
+    triggers: TriggerSettings = TriggerSettings()
+    cooldown_s: float = Field(default=10.0, ge=0)
+    camera_cooldown_s: float = Field(default=0.0, ge=0)
+    track_cooldown_s: float = Field(default=0.0, ge=0)
+    similarity: float | None = Field(default=None, gt=0, le=1)
+    min_score: float = Field(default=0.4, ge=0, le=1)
+    min_area: float = Field(default=0.002, ge=0, le=1)
+    min_hits: int = Field(default=3, ge=1)
+    max_images: int = Field(default=1, ge=1, le=8)
+    image_interval: float = Field(default=1.0, gt=0)
+    image: Literal["frame", "crop"] = "frame"
+    crop_margin: float = Field(default=0.25, ge=0, le=10)
+    max_side: int | None = Field(default=None, ge=64, le=8192)
+    context: bool | None = None
+
+    @field_validator("triggers", mode="before")
+    @classmethod
+    def _read_triggers(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        plain = ("new_track", "zone_entry", "line_crossing")
+        if wrong := [name for name in value if name not in plain]:
+            raise ValueError(
+                f"a list of triggers may name {', '.join(plain)}, not {wrong[0]!r}; "
+                "dwell and periodic need their seconds: dwell: 20, periodic: 60"
+            )
+        return {name: name in value for name in plain} | {"dwell": None, "periodic": None}
+
+
+class DescribeSettings(ViewDescribeSettings):
+    """What holds for all cameras that do not say otherwise, and what holds for all of them together.
+
+    `max_age_s` is how long a live frame is worth describing, `concurrency` how many descriptions the engine
+    works on at once.
+    """
+
+    max_tokens: int = Field(default=64, ge=1, le=4096)
+    max_age_s: float = Field(default=60.0, gt=0)
+    concurrency: int = Field(default=4, ge=1, le=256)
