@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from appliance.settings_part import SettingsPart
 from appliance.outputs.signing import signing_key
+from appliance.settings_part import SettingsPart
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TOPIC = re.compile(r"[^#+\s/]+(/[^#+\s/]+)*")

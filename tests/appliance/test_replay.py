@@ -36,7 +36,7 @@ def settings(qwen3_vl_checkpoint: Path) -> Settings:
                 "num_threads": 1,
             },
             "detector": {"device": "cpu", "imgsz": 320},
-            "describe": {"max_tokens": 4, "cooldown_s": 1, "min_hits": 2},
+            "describe": {"max_tokens": 4, "cooldown_s": 1, "min_hits": 2, "context": False},
         },
     )
 
