@@ -80,7 +80,7 @@ class AsyncEngine:
         self._check_open()
         if request.request_id in self._streams:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
-        stream = self._streams.open(request.request_id)
+        stream = self._streams.open(request.request_id, request.sampling.n)
         try:
             prompt, seconds = await self._prepare(request)
             self._check_open()

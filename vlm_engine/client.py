@@ -116,7 +116,7 @@ class EngineProcess:
         self._check_open()
         if request.request_id in self._streams:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
-        stream = self._streams.open(request.request_id)
+        stream = self._streams.open(request.request_id, request.sampling.n)
         try:
             frames = await asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, request)
             self._check_open()
@@ -168,7 +168,7 @@ class EngineProcess:
         if prompts is None or ready is None:
             raise EngineStopped("the engine is not started")
         prompt = prompts.prepare(request.messages)
-        ready.limits.check(prompt)
+        ready.limits.check(prompt, request.sampling)
         prompt = wire.narrowed(prompt, ready.dtype)
         return wire.encode_submit(request, prompt, time.perf_counter() - started)
 

@@ -20,6 +20,7 @@ class Detokenizer:
     Args:
         tokenizer: Byte-level (Qwen, GPT-2) or with byte fallback (Llama, Gemma).
         stop: Strings that end the text.
+        min_tokens: Stop strings in the text of so many first tokens do not count.
 
     Deltas joined equal the decode of all tokens without special ones, cut before the stop string that
     is complete first (of those that are complete at the same character, before the longest). One
@@ -27,9 +28,12 @@ class Detokenizer:
     valid characters are kept, where a decode of the whole run would drop them all.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", stop: tuple[str, ...] = (), min_tokens: int = 0
+    ) -> None:
         self._text = _IncrementalText(tokenizer)
         self._filter = _StopFilter(stop)
+        self._num_free = min_tokens
 
     @property
     def stopped(self) -> bool:
@@ -38,7 +42,14 @@ class Detokenizer:
 
     def push(self, token_ids: "list[int] | tuple[int, ...]") -> str:
         """The new text that is safe to send, often empty."""
-        return "".join(self._filter.push(self._text.push(token_id)) for token_id in token_ids)
+        return "".join(map(self._push, token_ids))
+
+    def _push(self, token_id: int) -> str:
+        text = self._text.push(token_id)
+        if self._num_free:
+            self._num_free -= 1
+            return text
+        return self._filter.push(text)
 
     def finish(self) -> str:
         """What was held back; call it once, after the last token."""

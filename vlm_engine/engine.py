@@ -2,17 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from PIL import Image
 
+from vlm_engine.answers import Answers, AnswerText
 from vlm_engine.block_pool import BlockPool
 from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
-from vlm_engine.detokenizer import Detokenizer
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.errors import RequestError
 from vlm_engine.limits import PromptLimits
@@ -24,6 +24,7 @@ from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
+from vlm_engine.token_bytes import TokenBytes
 from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
 
@@ -73,12 +74,16 @@ class Engine:
         )
         spec = self.model.spec
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
-        self.limits = PromptLimits(min(longest, pool.num_tokens), config.encoder_cache_tokens)
+        self.limits = PromptLimits(
+            min(longest, pool.num_tokens), config.encoder_cache_tokens, spec.vocab_size
+        )
         self.num_steps = 0
         self._lend: Callable[[Turn], None] | None = None
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
-        self._texts: dict[str, Detokenizer] = {}
+        self._answers: dict[str, Answers] = {}
+        self._texts: dict[str, AnswerText] = {}
+        self._token_bytes = TokenBytes(self.model.prompts.tokenizer)
 
     def _make_budget(self) -> StepBudget:
         config = self.config
@@ -113,7 +118,7 @@ class Engine:
         """
         started = time.perf_counter()
         prompt = self.model.prompts.prepare(request.messages)
-        self.limits.check(prompt)
+        self.limits.check(prompt, request.sampling)
         return prompt, time.perf_counter() - started
 
     def add(self, request: GenerationRequest) -> None:
@@ -130,22 +135,34 @@ class Engine:
         Raises:
             RequestError: Its id is in use.
         """
-        if request.request_id in self._sequences:
+        if request.request_id in self._answers or request.request_id in self._sequences:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
+        answers = Answers(request, prompt, self._with_slices(prompt))
+        self._answers[request.request_id] = answers
+        self._start(answers, 0, preprocess_s)
+
+    def _start(self, answers: Answers, index: int, preprocess_s: float = 0.0) -> None:
+        """Queue one of a request's answers."""
+        request, prompt = answers.part(index), answers.prompt
+        sampling = request.sampling
         room = self.limits.max_model_len - len(prompt.token_ids)
-        wanted = request.sampling.max_tokens
+        wanted = sampling.max_tokens
         sequence = Sequence(
             request=request,
             token_ids=list(prompt.token_ids),
             num_prompt_tokens=len(prompt.token_ids),
-            placeholders=self._with_slices(prompt),
+            placeholders=answers.placeholders,
             max_tokens=room if wanted is None else min(wanted, room),
-            stop_token_ids=self.model.spec.stop_token_ids,
+            stop_token_ids=frozenset(sampling.stop_token_ids)
+            | (frozenset() if sampling.ignore_eos else self.model.spec.stop_token_ids),
             arrival_s=self._clock(),
+            index=index,
+            parent_id=answers.request.request_id,
             preprocess_s=preprocess_s,
         )
-        self._sequences[request.request_id] = sequence
-        self._texts[request.request_id] = Detokenizer(self.model.prompts.tokenizer, request.sampling.stop)
+        self._sequences[request.request_id] = answers.running[request.request_id] = sequence
+        tokenizer = self.model.prompts.tokenizer
+        self._texts[request.request_id] = AnswerText(tokenizer, self._token_bytes, sampling)
         self.runner.add(sequence, prompt)
         self.scheduler.add(sequence)
 
@@ -167,18 +184,17 @@ class Engine:
         self._learn(plan, result)
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         broken = [sequence for sequence in sampled if sequence.request_id in result.broken]
-        events += [self._give_up(sequence, NOT_FINITE) for sequence in broken]
+        events += self._give_up(broken, NOT_FINITE)
         self.scheduler.commit(plan)
         now = self._clock()
-        return events + [
-            self._advance(s, result.token_ids[s.request_id], now) for s in sampled if s not in broken
-        ]
+        return events + [self._advance(s, result, now) for s in sampled if s.finish_reason is None]
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request in any state and free all it holds; returns its last event if it ran."""
-        sequence = self._sequences.get(request_id)
-        if sequence is None:
+        answers = self._answers.get(request_id)
+        if answers is None:
             return None
+        sequence = next(iter(answers.running.values()))
         self.scheduler.finish(sequence, "cancelled")
         return self._end(sequence, "cancelled")
 
@@ -191,9 +207,9 @@ class Engine:
         """
         self.add(request)
         text = ""
-        while request.request_id in self._sequences:
+        while request.request_id in self._answers:
             for event in self.step():
-                if event.request_id != request.request_id:
+                if event.request_id != request.request_id or event.index:
                     continue
                 text += event.text
                 if event.error:
@@ -275,46 +291,70 @@ class Engine:
             self.metrics.slices.add(result.encode_ms, model.slice_ms(slices))
             model.learn_slices(slices, result.encode_ms)
 
-    def _advance(self, sequence: Sequence, token_id: int, now: float) -> TokenEvent:
+    def _advance(self, sequence: Sequence, result: StepResult, now: float) -> TokenEvent:
         """Append a sampled token and tell what text it completes."""
+        name = sequence.request_id
         self.metrics.add_token(sequence, now)
         if sequence.first_token_s is None:
             sequence.first_token_s = now
+            self._start_others(sequence)
         sequence.last_token_s = now
-        reason = sequence.append(token_id)
-        text = self._texts[sequence.request_id]
-        # why: the token that ends an answer is no part of its text
-        delta = "" if reason == "stop" else text.push([token_id])
-        reason = "stop" if text.stopped else reason
-        if reason is None:
-            return TokenEvent(sequence.request_id, delta, (token_id,), usage=sequence.usage())
-        self.scheduler.finish(sequence, reason)
-        return self._end(sequence, reason, text=delta + text.finish(), token_ids=(token_id,))
+        reason = sequence.append(result.token_ids[name])
+        event = self._texts[name].tell(sequence, reason, result.logprobs.get(name))
+        if event.finish_reason is None:
+            return event
+        self.scheduler.finish(sequence, event.finish_reason)
+        return self._end(sequence, event.finish_reason, event)
+
+    def _start_others(self, first: Sequence) -> None:
+        """Start a request's other answers now that they find its prompt cached."""
+        if first.index == 0:
+            answers = self._answers[first.parent_id]
+            for index in range(1, answers.request.sampling.n):
+                self._start(answers, index)
 
     def _end(
         self,
         sequence: Sequence,
         reason: FinishReason,
+        event: TokenEvent | None = None,
         *,
-        text: str = "",
-        token_ids: tuple[int, ...] = (),
         error: str | None = None,
     ) -> TokenEvent:
-        """Forget a sequence that the scheduler has finished; its last event."""
-        self.runner.remove(sequence.request_id)
-        del self._sequences[sequence.request_id], self._texts[sequence.request_id]
+        """Forget a sequence that the scheduler has finished; its last event, made of `event` if given."""
+        self._forget(sequence)
         now = self._clock()
         self.metrics.add_end(sequence, reason, now)
-        usage, timings = sequence.usage(), sequence.timings(now)
-        return TokenEvent(sequence.request_id, text, token_ids, reason, usage, timings, error)
+        event = event or TokenEvent(sequence.parent_id, index=sequence.index, usage=sequence.usage())
+        event = replace(event, finish_reason=reason, timings=sequence.timings(now), error=error)
+        answers = self._answers[sequence.parent_id]
+        if event.is_failure:
+            for other in list(answers.running.values()):
+                self.scheduler.finish(other, "cancelled")
+                self._forget(other)
+                self.metrics.add_end(other, "cancelled", now)
+        if not answers.running:
+            del self._answers[sequence.parent_id]
+        return event
 
-    def _give_up(self, sequence: Sequence, error: str) -> TokenEvent:
-        self.scheduler.finish(sequence, "error")
-        return self._end(sequence, "error", error=error)
+    def _forget(self, sequence: Sequence) -> None:
+        name = sequence.request_id
+        self.runner.remove(name)
+        del self._sequences[name], self._texts[name]
+        del self._answers[sequence.parent_id].running[name]
+
+    def _give_up(self, sequences: Iterable[Sequence], error: str) -> list[TokenEvent]:
+        """End sequences with an error, and with each the request that it belongs to."""
+        events = []
+        for sequence in sequences:
+            if sequence.finish_reason is None:
+                self.scheduler.finish(sequence, "error")
+                events.append(self._end(sequence, "error", error=error))
+        return events
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """End the sequences of a plan whose step raised; the others go on."""
-        events = [self._give_up(sequence, f"{type(error).__name__}: {error}") for sequence in plan.sequences]
+        events = self._give_up(plan.sequences, f"{type(error).__name__}: {error}")
         for item in plan.encodes:
             self.scheduler.encoder_cache.drop(item.image.digest)
         return events

@@ -1,9 +1,11 @@
 """What can never run is refused before it is queued."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vlm_engine.errors import ImageRejected, PromptTooLong
+from vlm_engine.errors import ImageRejected, PromptTooLong, RequestError
 from vlm_engine.models.base import PreparedPrompt
+from vlm_engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,18 +15,23 @@ class PromptLimits:
     Args:
         max_model_len: Tokens of prompt and output together.
         encoder_cache_tokens: Image tokens of the largest image.
+        vocab_size: Token ids that the model has.
     """
 
     max_model_len: int
     encoder_cache_tokens: int
+    vocab_size: int
 
-    def check(self, prompt: PreparedPrompt) -> None:
-        """Refuse a prompt that can never run.
+    def check(self, prompt: PreparedPrompt, sampling: SamplingParams) -> None:
+        """Refuse a request that can never run.
 
         Raises:
             PromptTooLong: It leaves no room for a token of output.
             ImageRejected: An image is larger than the encoder cache.
+            RequestError: A token id is not in the vocabulary.
         """
+        self._check_ids("logit_bias", sampling.logit_bias)
+        self._check_ids("stop_token_ids", sampling.stop_token_ids)
         num_tokens, most = len(prompt.token_ids), self.max_model_len - 1
         if num_tokens > most:
             raise PromptTooLong(
@@ -38,4 +45,12 @@ class PromptLimits:
                     f"image {image.index} takes {image.length} tokens, the encoder holds "
                     f"{self.encoder_cache_tokens}; send a smaller image or raise encoder_cache_tokens",
                     field="messages",
+                )
+
+    def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if token_id >= self.vocab_size:
+                raise RequestError(
+                    f"{field}: there is no token {token_id}, the last one is {self.vocab_size - 1}",
+                    field=field,
                 )

@@ -65,11 +65,39 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as bytes, and the natural logarithm of its probability.
+
+    The bytes of a token need not be whole characters; those of an answer's tokens joined are its text.
+    """
+
+    token_id: int
+    data: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """The token for people, with a replacement for what is no character."""
+        return self.data.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """The token taken at one position, and the model's best ones there, best first."""
+
+    taken: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """News of one request after one step: new text, or its end.
 
     ``text`` is the delta and may be empty while a character or a possible stop string is not
-    complete. ``usage`` counts so far; ``timings`` come with the last event only.
+    complete. ``usage`` counts so far; ``timings`` come with the last event only. ``index`` says which
+    answer of the request it is about, if that wants several; each has a last event, but an answer that
+    ends other than with ``stop`` or ``length`` ends the request. ``logprobs`` has an entry for each new
+    token but one that ends the text, for requests that want them.
     """
 
     request_id: str
@@ -79,11 +107,18 @@ class TokenEvent:
     usage: Usage | None = None
     timings: Timings | None = None
     error: str | None = None
+    index: int = 0
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing follows this event."""
+        """Whether nothing follows this event in its answer."""
         return self.finish_reason is not None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it ends its request, with all the answers that it wants."""
+        return self.finish_reason not in (None, "stop", "length")
 
     def merged(self, later: "TokenEvent") -> "TokenEvent":
         """This event and the one after it as a single one, for a reader that fell behind."""
@@ -95,4 +130,6 @@ class TokenEvent:
             later.usage,
             later.timings,
             later.error,
+            later.index,
+            self.logprobs + later.logprobs,
         )

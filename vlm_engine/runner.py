@@ -1,18 +1,18 @@
 """Executes plans on the model; decides nothing."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlm_engine.batch import build_batch
+from vlm_engine.choosing import RowLogprobs, TokenChooser, choose
 from vlm_engine.config import EngineConfig
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
 from vlm_engine.plan import EncodeItem, StepPlan
-from vlm_engine.sampler import make_generator, sample
 from vlm_engine.sequence import Sequence
 
 
@@ -23,12 +23,14 @@ class StepResult:
     Args:
         token_ids: By request id.
         broken: Requests for whose next token the model gave NaN or infinity.
+        logprobs: By id, for the requests that want them.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
     """
 
     token_ids: dict[str, int] = field(default_factory=dict)
     broken: frozenset[str] = frozenset()
+    logprobs: dict[str, RowLogprobs] = field(default_factory=dict)
     encode_ms: float = 0.0
     forward_ms: float = 0.0
 
@@ -56,19 +58,19 @@ class ModelRunner:
             device=spec.device,
         )
         self._prompts: dict[str, PreparedPrompt] = {}
-        self._generators: dict[str, torch.Generator | None] = {}
+        self._choosers: dict[str, TokenChooser] = {}
         self._features: dict[bytes, tuple[Tensor, ...]] = {}
         self._encoding: dict[bytes, Any] = {}
 
     def add(self, sequence: Sequence, prompt: PreparedPrompt) -> None:
         """Keep what a sequence needs besides its tokens: positions, pixels, random state."""
         self._prompts[sequence.request_id] = prompt
-        self._generators[sequence.request_id] = make_generator(sequence.request.sampling)
+        self._choosers[sequence.request_id] = TokenChooser(sequence)
 
     def remove(self, request_id: str) -> None:
         """Forget a finished sequence; without it, nothing happens."""
         self._prompts.pop(request_id, None)
-        self._generators.pop(request_id, None)
+        self._choosers.pop(request_id, None)
 
     def forget_images(self, digests: tuple[bytes, ...]) -> None:
         """Free embeddings that the encoder cache dropped."""
@@ -84,26 +86,27 @@ class ModelRunner:
         for item in plan.encodes:
             self._encode(item)
         encoded = time.perf_counter()
-        token_ids, broken = self._forward(plan) if plan.chunks else ({}, frozenset())
+        result = self._forward(plan) if plan.chunks else StepResult()
         self._synchronize()
         finished = time.perf_counter()
-        return StepResult(token_ids, broken, 1e3 * (encoded - started), 1e3 * (finished - encoded))
+        return replace(result, encode_ms=1e3 * (encoded - started), forward_ms=1e3 * (finished - encoded))
 
-    def _forward(self, plan: StepPlan) -> tuple[dict[str, int], frozenset[str]]:
+    def _forward(self, plan: StepPlan) -> StepResult:
         device = self.model.spec.device
         batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
         sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         if not sampled:
-            return {}, frozenset()
+            return StepResult()
         logits = self.model.logits(hidden[batch.sample_rows])
         is_sound = logits.amax(dim=-1).isfinite().tolist()
-        params = [sequence.request.sampling for sequence in sampled]
-        generators = [self._generators[sequence.request_id] for sequence in sampled]
-        tokens = sample(logits, params, generators).tolist()
-        pairs = {s.request_id: token for s, token in zip(sampled, tokens, strict=True)}
-        broken = [s.request_id for s, sound in zip(sampled, is_sound, strict=True) if not sound]
-        return pairs, frozenset(broken)
+        names = [sequence.request_id for sequence in sampled]
+        choices = choose(logits, [self._choosers[name] for name in names])
+        return StepResult(
+            dict(zip(names, choices.token_ids, strict=True)),
+            frozenset(name for name, sound in zip(names, is_sound, strict=True) if not sound),
+            {names[row]: told for row, told in choices.logprobs.items()},
+        )
 
     def _encode(self, item: EncodeItem) -> None:
         started = time.perf_counter()

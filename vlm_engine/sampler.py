@@ -1,7 +1,7 @@
 """Choose the next token of every sequence of a step.
 
-The order is that of `transformers.generate`: temperature, then top-k, then top-p, each on what
-the one before left over.
+The order is that of `transformers.generate`: temperature, then top-k, then top-p, then min-p, each on
+what the one before left over.
 """
 
 from collections.abc import Sequence
@@ -57,14 +57,16 @@ def distribution(scores: Tensor, params: Sequence[SamplingParams]) -> tuple[Tens
         belong to, int64 [n, m], best first; without ids they are those of all tokens in order.
     """
     scores = scores / _column([each.temperature for each in params], scores)
-    top_p = [each.top_p for each in params]
+    top_p, candidates = [each.top_p for each in params], None
     if params[0].top_k:
         probs, candidates = _top_k(scores, [min(each.top_k, scores.shape[-1]) for each in params])
     elif params[0].top_p < 1:
         probs, candidates = _nucleus(scores, max(top_p))
     else:
-        return scores.softmax(dim=-1), None
-    return _keep_top_p(probs, top_p), candidates
+        probs = scores.softmax(dim=-1)
+    if candidates is not None:
+        probs = _keep_top_p(probs, top_p)
+    return _keep_min_p(probs, [each.min_p for each in params]), candidates
 
 
 def _groups(params: Sequence[SamplingParams]) -> list[list[int]]:
@@ -79,6 +81,8 @@ def _groups(params: Sequence[SamplingParams]) -> list[list[int]]:
 def _top_k(scores: Tensor, top_k: Sequence[int]) -> tuple[Tensor, Tensor]:
     best = scores.topk(max(top_k), dim=-1).values
     last_kept = best.gather(-1, torch.tensor(top_k, device=scores.device).unsqueeze(-1) - 1)
+    # why: where fewer may come than top-k keeps, those that may not would tie with each other
+    last_kept = last_kept.clamp(min=torch.finfo(scores.dtype).min)
     # why: tokens that tie with the last one kept stay too, as in transformers; bfloat16 logits tie often.
     num_kept = int((scores >= last_kept).sum(dim=-1).max())
     best, candidates = scores.topk(num_kept, dim=-1)
@@ -102,6 +106,14 @@ def _keep_top_p(probs: Tensor, top_p: Sequence[float]) -> Tensor:
     is_out = before >= _column([each if each < 1 else 2.0 for each in top_p], mass)
     is_out[:, 0] = False
     return probs.masked_fill(is_out, 0)
+
+
+def _keep_min_p(probs: Tensor, min_p: Sequence[float]) -> Tensor:
+    """Zero for every token with less than `min_p` of the best one's probability."""
+    if not any(min_p):
+        return probs
+    least = probs.amax(dim=-1, keepdim=True) * _column(min_p, probs)
+    return probs.masked_fill(probs < least, 0)
 
 
 def _draw(mass: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:

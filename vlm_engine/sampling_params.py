@@ -1,12 +1,15 @@
 """How the tokens of one request are chosen, and when it ends."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlm_engine.errors import RequestError
 
 GREEDY_BELOW = 1e-5
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +21,21 @@ class SamplingParams:
         temperature: Divides the logits; 0 (and anything below 1e-5) takes the best token always.
         top_p: Keeps the smallest set of tokens with this much probability together, in (0, 1].
         top_k: Keeps this many best tokens; 0 keeps all.
-        seed: Makes the request's own random numbers repeatable, whatever runs beside it.
+        min_p: Keeps tokens with at least this share of the best one's probability, from 0 to 1.
+        seed: Makes the request's own random numbers repeatable, whatever runs beside it; choice i of
+            several takes ``seed + i``.
+        presence_penalty: Taken from the logit of every token that the output holds, from -2 to 2.
+        frequency_penalty: The same, once for each time that the output holds it.
+        repetition_penalty: Divides the positive logits of tokens in prompt or output, multiplies the
+            negative ones; above 0, and 1 changes nothing.
+        logit_bias: Added to the logits of these token ids, each from -100 to 100.
+        logprobs: Tell the logarithm of each token's probability and of this many best ones beside it
+            (0: its own only), at most 20; None tells none. They are those of the model itself, before
+            anything above has changed them.
+        n: Answers to make, 1 to 128.
         stop: Strings that end the text; the text returned ends before them.
+        stop_token_ids: Token ids that end it as the model's own end token does.
+        min_tokens: Nothing ends the text before it has so many tokens.
         ignore_eos: Goes on after the model's end token.
     """
 
@@ -27,27 +43,68 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    n: int = 1
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        _check(
-            "max_tokens", self.max_tokens is None or _is_int(self.max_tokens, 1), "an integer of at least 1"
-        )
+        self._check_draw()
+        self._check_edits()
+        self._check_end()
+
+    def _check_draw(self) -> None:
         _check(
             "temperature", _is_number(self.temperature) and self.temperature >= 0, "a number of at least 0"
         )
         _check("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0 and at most 1")
         _check("top_k", _is_int(self.top_k, 0), "an integer of at least 0 (0 keeps all tokens)")
+        _check("min_p", _is_number(self.min_p, 0, 1), "a number from 0 to 1")
         _check("seed", self.seed is None or _is_int(self.seed, -(2**63), 2**64), "an integer of 64 bits")
+        _check("n", _is_int(self.n, 1, MAX_CHOICES + 1), f"an integer from 1 to {MAX_CHOICES}")
+
+    def _check_edits(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(name, _is_number(getattr(self, name), -2, 2), "a number from -2 to 2")
+        is_positive = _is_number(self.repetition_penalty) and self.repetition_penalty > 0
+        _check("repetition_penalty", is_positive, "a number above 0")
+        _check("logit_bias", _is_bias(self.logit_bias), "token ids with numbers from -100 to 100")
+        is_count = self.logprobs is None or _is_int(self.logprobs, 0, MAX_TOP_LOGPROBS + 1)
+        _check("logprobs", is_count, f"an integer from 0 to {MAX_TOP_LOGPROBS}")
+
+    def _check_end(self) -> None:
+        most = self.max_tokens
+        _check("max_tokens", most is None or _is_int(most, 1), "an integer of at least 1")
         _check("stop", _are_texts(self.stop), "a tuple of strings that are not empty")
+        are_ids = isinstance(self.stop_token_ids, tuple) and all(_is_int(i, 0) for i in self.stop_token_ids)
+        _check("stop_token_ids", are_ids, "a tuple of token ids")
+        _check("min_tokens", _is_int(self.min_tokens, 0), "an integer of at least 0")
+        _check("min_tokens", most is None or self.min_tokens <= most, f"at most max_tokens ({most})")
         _check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
 
     @property
     def is_greedy(self) -> bool:
         """Whether no random number is needed."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether tokens that were there before count."""
+        is_even = self.presence_penalty == self.frequency_penalty == 0 and self.repetition_penalty == 1
+        return not is_even
+
+    def of_choice(self, index: int) -> "SamplingParams":
+        """The settings of answer `index` of several, from 0: one answer, with random numbers of its own."""
+        seed = self.seed if self.seed is None or not index else (self.seed + index) % 2**64
+        return replace(self, n=1, seed=seed)
 
 
 def _check(field: str, is_valid: bool, wanted: str) -> None:
@@ -60,8 +117,15 @@ def _is_int(value: Any, low: int, end: int | None = None) -> bool:
     return is_int and value >= low and (end is None or value < end)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and low <= value <= high
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        _is_int(token_id, 0) and _is_number(bias, -100, 100) for token_id, bias in value.items()
+    )
 
 
 def _are_texts(value: Any) -> bool:

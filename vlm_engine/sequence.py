@@ -61,6 +61,8 @@ class Sequence:
         stop_token_ids: Ids that end it.
         arrival_s: When it was submitted, on the engine's clock.
         place: Where it stands among background work, by the fair share of its tenant.
+        index: Which answer of the request it is, if that wants several.
+        parent_id: Id of the request as it was asked for.
     """
 
     request: GenerationRequest
@@ -70,6 +72,8 @@ class Sequence:
     max_tokens: int
     stop_token_ids: frozenset[int]
     arrival_s: float
+    index: int = 0
+    parent_id: str = ""
     status: Status = Status.WAITING
     place: float = 0.0
     num_computed_tokens: int = 0
@@ -126,7 +130,7 @@ class Sequence:
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token; returns why the sequence ends with it, if it does."""
         self.token_ids.append(token_id)
-        if token_id in self.stop_token_ids and not self.request.sampling.ignore_eos:
+        if token_id in self.stop_token_ids and self.num_output_tokens > self.request.sampling.min_tokens:
             return "stop"
         return "length" if self.num_output_tokens >= self.max_tokens else None
 

@@ -7,23 +7,29 @@ from vlm_engine.request import TokenEvent
 
 
 class Stream:
-    """Events of one request; a slow reader gets them merged and never slows the engine."""
+    """Events of one request; a slow reader gets them merged and never slows the engine.
 
-    def __init__(self) -> None:
-        self._pending: TokenEvent | None = None
+    Args:
+        num_answers: How many answers the request wants.
+    """
+
+    def __init__(self, num_answers: int = 1) -> None:
+        self.num_answers = num_answers
+        self._pending: dict[int, TokenEvent] = {}
         self._ready = asyncio.Event()
 
     def push(self, event: TokenEvent) -> None:
         """Add an event; runs in the reader's event loop."""
-        self._pending = event if self._pending is None else self._pending.merged(event)
+        before = self._pending.get(event.index)
+        self._pending[event.index] = event if before is None else before.merged(event)
         self._ready.set()
 
     async def pull(self) -> TokenEvent:
-        """Everything since the last call as one event."""
+        """Everything about one answer since it was pulled last, as one event."""
         await self._ready.wait()
-        self._ready.clear()
-        event, self._pending = self._pending, None
-        assert event is not None, "woken without an event"
+        event = self._pending.pop(next(iter(self._pending)))
+        if not self._pending:
+            self._ready.clear()
         return event
 
 
@@ -39,9 +45,9 @@ class Streams:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._streams
 
-    def open(self, request_id: str) -> Stream:
+    def open(self, request_id: str, num_answers: int = 1) -> Stream:
         """Start the stream of a new request."""
-        stream = self._streams[request_id] = Stream()
+        stream = self._streams[request_id] = Stream(num_answers)
         return stream
 
     def close(self, request_id: str, stream: Stream) -> bool:
@@ -52,14 +58,14 @@ class Streams:
         return True
 
     async def follow(self, request_id: str, stream: Stream) -> AsyncIterator[TokenEvent]:
-        """Events of a stream to its last."""
-        while True:
+        """Events of a stream until all its answers have ended."""
+        num_open = stream.num_answers
+        while num_open:
             event = await stream.pull()
-            if event.is_last:
+            num_open = 0 if event.is_failure else num_open - event.is_last
+            if not num_open:
                 self.close(request_id, stream)
             yield event
-            if event.is_last:
-                return
 
     def deliver(self, events: Iterable[TokenEvent]) -> None:
         """Hand the events of one step to their readers."""

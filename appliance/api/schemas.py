@@ -3,11 +3,21 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from appliance.api.errors import bad_request, invalid_body
 from vlm_engine import SamplingParams
 from vlm_engine.request import Priority
+from vlm_engine.sampling_params import MAX_CHOICES, MAX_TOP_LOGPROBS
 
 _HARMLESS = frozenset(
     {
@@ -27,24 +37,15 @@ _HARMLESS = frozenset(
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "chat_template_kwargs": ({},),
-    "frequency_penalty": (0,),
     "function_call": ("none",),
     "functions": ([],),
     "guided_json": (),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
-    "presence_penalty": (0,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -65,6 +66,16 @@ def _as_parts(value: object) -> object:
 
 def _as_list(value: object) -> object:
     return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def _as_ids(value: object) -> object:
+    """Token ids as numbers: JSON's keys are strings."""
+    if not isinstance(value, dict):
+        return {} if value is None else value
+    for key in value:
+        if not (key.isascii() and key.isdecimal()):
+            raise ValueError(f"its keys have to be token ids, not '{key}'")
+    return {int(key): bias for key, bias in value.items()}
 
 
 class _Strict(BaseModel):
@@ -119,8 +130,9 @@ class StreamOptions(_Strict):
 class ChatRequest(_Strict):
     """The body of `POST /v1/chat/completions`, as far as this server supports it.
 
-    `top_k` (0 or -1: all), `ignore_eos` (do not stop at the model's end token) and `priority` (above 0:
-    background work, that gives way to chats as camera frames do) are extensions that other servers have too.
+    Extensions that other servers have too: `top_k` (0 or -1: all), `min_p`, `repetition_penalty`,
+    `stop_token_ids`, `min_tokens`, `ignore_eos` (do not stop at the model's end token) and `priority`
+    (above 0: background work, that gives way to chats as camera frames do).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -134,12 +146,29 @@ class ChatRequest(_Strict):
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_as_ids)] = {}
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=4)
     ] = []
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
     priority: int | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _has_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("'top_logprobs' needs 'logprobs': true")
+        return value
 
     @property
     def urgency(self) -> Priority:
@@ -165,8 +194,17 @@ class ChatRequest(_Strict):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),
+            min_p=self.min_p or 0.0,
             seed=self.seed,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            n=self.n or 1,
             stop=tuple(self.stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
         )
 

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from vlm_engine.errors import RequestError
 from vlm_engine.sampler import distribution, make_generator, sample
@@ -22,6 +28,10 @@ SETTINGS = [
     SamplingParams(top_p=0.01),
     SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
     SamplingParams(temperature=5.0, top_p=0.95),
+    SamplingParams(temperature=1.5, min_p=0.1),
+    SamplingParams(min_p=1.0),
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.8, min_p=0.3),
+    SamplingParams(top_p=0.9, min_p=0.2),
 ]
 
 
@@ -38,6 +48,8 @@ def _by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.Tens
         warpers.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
     warped: torch.Tensor = warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits)
     return warped.softmax(dim=-1)
 
@@ -51,6 +63,7 @@ def _by_hand(logits: list[float], params: SamplingParams) -> list[float]:
             break
         kept.append(token)
         before += weights[token] / total
+    kept = [token for token in kept if weights[token] >= params.min_p * weights[ranked[0]]]
     total = sum(weights[token] for token in kept)
     return [weights[token] / total if token in kept else 0.0 for token in range(len(logits))]
 
@@ -87,6 +100,15 @@ def test_tokens_that_tie_with_the_last_kept_stay() -> None:
     params = SamplingParams(top_k=3)
     assert (_probabilities(logits, [params]) > 0).sum() == 5
     torch.testing.assert_close(_probabilities(logits, [params]), _by_transformers(logits, params))
+
+
+def test_fewer_tokens_may_come_than_top_k_keeps() -> None:
+    logits = torch.full((1, 1000), -torch.inf)
+    logits[0, [3, 17]] = torch.tensor([0.0, 1.0])
+    mass, candidates = distribution(logits, [SamplingParams(top_k=10)])
+    assert candidates is not None
+    assert candidates.tolist() == [[17, 3]]
+    torch.testing.assert_close(mass[0, 0] / mass[0, 1], torch.tensor(1.0).exp())
 
 
 @pytest.mark.parametrize("params", [SETTINGS[0], SETTINGS[5], SETTINGS[7]], ids=str)
@@ -170,6 +192,23 @@ def test_the_largest_random_number_draws_a_possible_token(monkeypatch: pytest.Mo
         ("top_p", None),
         ("top_k", -1),
         ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", "0"),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", math.inf),
+        ("logit_bias", {1: 101}),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", {"1": 1}),
+        ("logit_bias", [1]),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("n", 0),
+        ("n", 129),
+        ("stop_token_ids", [1]),
+        ("stop_token_ids", (-1,)),
+        ("min_tokens", -1),
         ("seed", "7"),
         ("seed", 2**64),
         ("stop", "text"),
@@ -182,6 +221,18 @@ def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=field) as caught:
         SamplingParams(**{field: value})
     assert caught.value.field == field
+
+
+def test_no_more_tokens_can_be_wanted_than_allowed() -> None:
+    with pytest.raises(RequestError, match=r"min_tokens must be at most max_tokens \(3\)"):
+        SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_each_answer_has_random_numbers_of_its_own() -> None:
+    params = SamplingParams(n=3, seed=2**64 - 1, top_k=4)
+    assert [params.of_choice(i).seed for i in range(3)] == [2**64 - 1, 0, 1]
+    assert {params.of_choice(i).n for i in range(3)} == {1}
+    assert SamplingParams(n=3).of_choice(2).seed is None
 
 
 def test_values_at_the_edge_are_fine() -> None:
