@@ -12,6 +12,7 @@ import uuid
 
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
+from appliance.device_sharing import share_device
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
@@ -44,6 +45,7 @@ class VisionWorker:
         self._cameras = {name: Camera(name, camera, self._wake) for name, camera in settings.cameras.items()}
         self._run_id = uuid.uuid4().hex[:8]
         detector = Detector(settings.detector)
+        self._gate = share_device(detector, settings.detector)
         self._pipeline = Pipeline(
             detector,
             [
@@ -65,6 +67,8 @@ class VisionWorker:
         finally:
             self._stop_cameras()
             self._report()
+            if self._gate is not None:
+                self._gate.close()
             self._producer.close()
             self._board.close()
 

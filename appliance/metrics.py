@@ -5,18 +5,18 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from appliance.jobs import CAMERA_STATES, CameraStatus
+from appliance.metric_families import PREFIX, buckets, counter, counters, gauge
 from appliance.outputs.outbox import OutputStatus
+from appliance.turn_metrics import turn_families
 from queues.types import QueueStatus
-from vlm_engine import EngineStats, HistogramSnapshot
+from vlm_engine import EngineStats
 from vlm_engine.request import FinishReason, Priority
 
-PREFIX = "appliance_"
 CLASS_NAMES: Mapping[Priority, str] = {"interactive": "chat", "background": "frame"}
 PREEMPTION_REASONS = ("memory", "slots", "deadlock")
 
@@ -101,29 +101,30 @@ class CameraTotals:
 
 def engine_families(stats: EngineStats, *, is_up: bool) -> Iterator[Metric]:
     """What the engine says of itself."""
-    yield _gauge("engine_up", "Whether the engine answers", float(is_up))
-    yield _counter("engine_restarts", "Times that the engine was started again", stats.num_restarts)
-    yield _gauge("kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1", stats.kv_cache_usage)
-    yield _gauge("kv_cache_used_blocks", "KV blocks that are held", stats.num_blocks - stats.num_free_blocks)
-    yield _gauge("kv_cache_blocks", "KV blocks", stats.num_blocks)
+    yield gauge("engine_up", "Whether the engine answers", float(is_up))
+    yield counter("engine_restarts", "Times that the engine was started again", stats.num_restarts)
+    yield gauge("kv_cache_usage_perc", "Share of the KV blocks that are held, 0 to 1", stats.kv_cache_usage)
+    yield gauge("kv_cache_used_blocks", "KV blocks that are held", stats.num_blocks - stats.num_free_blocks)
+    yield gauge("kv_cache_blocks", "KV blocks", stats.num_blocks)
     usage = stats.num_encoder_tokens / stats.encoder_cache_tokens
-    yield _gauge("encoder_cache_usage_perc", "Share of the encoder cache that is filled, 0 to 1", usage)
-    yield _gauge("encoder_cache_used_tokens", "Image tokens in the encoder cache", stats.num_encoder_tokens)
-    yield _gauge("encoder_cache_tokens", "Image tokens that fit it", stats.encoder_cache_tokens)
-    yield _counter("engine_steps", "Steps computed", stats.num_steps)
-    yield _counter("encoded_images", "Images encoded", stats.num_encoded_images)
+    yield gauge("encoder_cache_usage_perc", "Share of the encoder cache that is filled, 0 to 1", usage)
+    yield gauge("encoder_cache_used_tokens", "Image tokens in the encoder cache", stats.num_encoder_tokens)
+    yield gauge("encoder_cache_tokens", "Image tokens that fit it", stats.encoder_cache_tokens)
+    yield counter("engine_steps", "Steps computed", stats.num_steps)
+    yield counter("encoded_images", "Images encoded", stats.num_encoded_images)
     yield from _reasons(stats)
     yield from _work_families(stats)
     yield from _class_families(stats)
+    yield from turn_families(stats.turns)
 
 
 def queue_families(status: QueueStatus) -> Iterator[Metric]:
     """How the job queue is doing."""
     for name, text, field in _QUEUE_GAUGES:
-        yield _gauge(name, text, getattr(status, field))
+        yield gauge(name, text, getattr(status, field))
     for name, text, field in _QUEUE_COUNTERS:
-        yield _counter(name, text, getattr(status, field))
-    yield _counters("queue_dropped", "Jobs dropped", "reason", status.dropped)
+        yield counter(name, text, getattr(status, field))
+    yield counters("queue_dropped", "Jobs dropped", "reason", status.dropped)
 
 
 def camera_families(
@@ -138,9 +139,9 @@ def camera_families(
     by_camera = totals.counts()
     for name, text, field in _CAMERA_COUNTERS:
         if per_camera:
-            yield _counters(name, text, "camera", {camera: c[field] for camera, c in by_camera.items()})
+            yield counters(name, text, "camera", {camera: c[field] for camera, c in by_camera.items()})
         else:
-            yield _counter(name, text, sum(counts[field] for counts in by_camera.values()))
+            yield counter(name, text, sum(counts[field] for counts in by_camera.values()))
     yield _dropped_family(by_camera, per_camera=per_camera)
     if per_camera:
         yield _per_camera_gauge(
@@ -155,34 +156,36 @@ def camera_families(
 
 def description_families(outcomes: Mapping[str, int]) -> Iterator[Metric]:
     """What became of the jobs that this program took."""
-    yield _counters("descriptions", "Jobs that were taken, by what became of them", "outcome", outcomes)
+    yield counters("descriptions", "Jobs that were taken, by what became of them", "outcome", outcomes)
 
 
 def output_families(statuses: Mapping[str, OutputStatus]) -> Iterator[Metric]:
     """How webhooks and MQTT are doing."""
     for name, text, field in _OUTPUT_GAUGES:
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["output"])
+        family = GaugeMetricFamily(PREFIX + name, text, labels=["output"])
         for output, status in statuses.items():
-            gauge.add_metric([output], getattr(status, field))
-        yield gauge
+            family.add_metric([output], getattr(status, field))
+        yield family
     for name, text, field in _OUTPUT_COUNTERS:
         values = {output: getattr(status, field) for output, status in statuses.items()}
-        yield _counters(name, text, "output", values)
+        yield counters(name, text, "output", values)
 
 
 def _reasons(stats: EngineStats) -> Iterator[Metric]:
     counts = dict(stats.counts)
     text = "Least pieces of frames that were computed though they did not fit the allowance"
-    yield _counter("floor_overruns", text, counts.pop("floor_overruns", 0))
-    yield _counters("stalls", "Requests that got nothing in a step", "reason", counts)
+    yield counter("floor_overruns", text, counts.pop("floor_overruns", 0))
+    yield counters("stalls", "Requests that got nothing in a step", "reason", counts)
     preemptions = {reason: stats.preemptions.get(reason, 0) for reason in PREEMPTION_REASONS}
-    yield _counters("num_preemptions", "Requests sent back to the queue", "reason", preemptions)
+    yield counters("num_preemptions", "Requests sent back to the queue", "reason", preemptions)
 
 
 def _work_families(stats: EngineStats) -> Iterator[Metric]:
-    kinds = {"step": stats.steps, "encode": stats.slices}
+    kinds = {"step": stats.steps, "encode": stats.slices, "turn": stats.turns.work}
     total = CounterMetricFamily(
-        f"{PREFIX}work_seconds", "Time of steps and of encoding", labels=["work", "source"]
+        f"{PREFIX}work_seconds",
+        "Time of steps, of encoding and of detectors' turns",
+        labels=["work", "source"],
     )
     last = GaugeMetricFamily(
         f"{PREFIX}work_last_seconds", "The same, the last time", labels=["work", "source"]
@@ -202,17 +205,17 @@ def _work_families(stats: EngineStats) -> Iterator[Metric]:
         residual.add_metric([name], work.residual_ms / 1e3)
     yield from (total, last, error, residual)
     if stats.allowance_ms is not None:
-        yield _gauge("step_allowance_seconds", "What the last step could take", stats.allowance_ms / 1e3)
+        yield gauge("step_allowance_seconds", "What the last step could take", stats.allowance_ms / 1e3)
 
 
 def _class_families(stats: EngineStats) -> Iterator[Metric]:
     for name, text, field in _CLASS_GAUGES:
-        gauge = GaugeMetricFamily(PREFIX + name, text, labels=["class"])
+        family = GaugeMetricFamily(PREFIX + name, text, labels=["class"])
         for priority, books in stats.classes.items():
-            gauge.add_metric([CLASS_NAMES[priority]], getattr(books, field))
-        yield gauge
+            family.add_metric([CLASS_NAMES[priority]], getattr(books, field))
+        yield family
     for name, text, field in _CLASS_COUNTERS:
-        yield _counters(name, text, "class", _by_class(stats, field))
+        yield counters(name, text, "class", _by_class(stats, field))
     ends = CounterMetricFamily(
         f"{PREFIX}request_success", "Requests by how they ended", labels=["class", "finished_reason"]
     )
@@ -223,17 +226,12 @@ def _class_families(stats: EngineStats) -> Iterator[Metric]:
     for name, text, field in _LATENCIES:
         histogram = HistogramMetricFamily(f"{PREFIX}{name}_seconds", text, labels=["class"])
         for label, snapshot in _by_class(stats, field).items():
-            histogram.add_metric([label], _buckets(snapshot), snapshot.sum)
+            histogram.add_metric([label], buckets(snapshot), snapshot.sum)
         yield histogram
 
 
 def _by_class(stats: EngineStats, field: str) -> dict[str, Any]:
     return {CLASS_NAMES[priority]: getattr(books, field) for priority, books in stats.classes.items()}
-
-
-def _buckets(snapshot: HistogramSnapshot) -> list[tuple[str, float]]:
-    bounds = [*map(str, snapshot.bounds), "+Inf"]
-    return list(zip(bounds, map(float, accumulate(snapshot.counts)), strict=True))
 
 
 def _counts(status: CameraStatus) -> dict[str, int]:
@@ -261,19 +259,4 @@ def _per_camera_gauge(
     family = GaugeMetricFamily(PREFIX + name, text, labels=["camera"])
     for status in statuses:
         family.add_metric([status.name], float(value(status)))
-    return family
-
-
-def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(PREFIX + name, text, value)
-
-
-def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
-    return CounterMetricFamily(PREFIX + name, text, value)
-
-
-def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> CounterMetricFamily:
-    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
-    for key, value in values.items():
-        family.add_metric([key], value)
     return family

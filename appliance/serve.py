@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from appliance.api import ApiServer, UnsafeBindingError, create_app
 from appliance.board import BoardReader
 from appliance.describer import Describer
+from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
 from appliance.jobs import decode_description
 from appliance.logs import set_up_logging
@@ -61,6 +62,7 @@ class _Service:
     """What one `serve` runs, started in order; `stack` ends it in the reverse order."""
 
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+        settings = with_gate(settings, stack)
         self._settings, self._stack = settings, stack
         self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
         url = self._redis.url if self._redis else str(settings.redis.url)
@@ -69,7 +71,7 @@ class _Service:
         self._outputs = _open_outputs(settings, self._events)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
-        self._engine = EngineProcess(settings.engine)
+        self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)
         self._results = ResultReader(url, settings.queue)
         self._describer = self._create_describer()

@@ -33,6 +33,7 @@ from pydantic_settings import SettingsError as SourceError
 
 from appliance.camera_settings import CameraSettings, complete
 from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
+from appliance.device_sharing import DetectorSettings
 from appliance.frigate import UNSUPPORTED, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import SettingsPart
@@ -44,7 +45,6 @@ from appliance.view_settings import (
     ViewSettings,
 )
 from queues.config import QueueConfig
-from vision.detector import DetectorConfig
 from vlm_engine.config import EngineConfig
 
 MODELS_DIR = Path(__file__).parent / "models"
@@ -68,12 +68,14 @@ def _with_defaults(**defaults: object) -> BeforeValidator:
     return BeforeValidator(fill)
 
 
-def _check_detector(config: DetectorConfig) -> DetectorConfig:
+def _check_detector(config: DetectorSettings) -> DetectorSettings:
     for name in ("conf", "iou"):
         if not 0 <= getattr(config, name) <= 1:
             raise ValueError(f"{name} must be from 0 to 1, not {getattr(config, name)}")
     if config.imgsz is not None and config.imgsz < 32:
         raise ValueError(f"imgsz must be 32 or more, not {config.imgsz}")
+    if not 0 < config.min_fps <= 1000:
+        raise ValueError(f"min_fps must be above 0 and at most 1000, not {config.min_fps}")
     return config
 
 
@@ -131,10 +133,10 @@ class Settings(BaseSettings):
         model=BUNDLED_VLM, device="auto"
     )
     detector: Annotated[
-        DetectorConfig,
+        DetectorSettings,
         _with_defaults(model=BUNDLED_DETECTOR, device="auto"),
         AfterValidator(_check_detector),
-    ] = DetectorConfig(model=BUNDLED_DETECTOR, device="auto")
+    ] = DetectorSettings(model=BUNDLED_DETECTOR, device="auto")
     tracker: Literal["bytetrack", "botsort"] = "bytetrack"
     queue: QueueConfig = QueueConfig()
     redis: RedisSettings = RedisSettings()

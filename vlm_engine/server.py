@@ -49,6 +49,13 @@ class EngineServer:
         """Serve until the client says so or its process is gone."""
         dtype = str(self._engine.model.spec.dtype).removeprefix("torch.")
         self._send(wire.Ready(self._engine.limits, self._engine.stats(), dtype))
+        try:
+            self._loop()
+        finally:
+            if self._gate is not None:
+                self._gate.close()
+
+    def _loop(self) -> None:
         while not self._is_closing and os.getppid() == self._parent_pid:
             self._read_mail(wait_ms=0 if self._engine.has_work else int(1e3 * HEARTBEAT_S))
             if self._engine.has_work:

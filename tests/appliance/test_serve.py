@@ -201,6 +201,20 @@ def test_metrics_of_cameras_queue_and_engine(appliance, client):
     assert values['appliance_request_encode_time_seconds_sum{class="frame"}'] > 0
 
 
+def test_the_detector_takes_turns_with_the_engine(appliance, client):
+    """On one device: asked for, granted, given back, beside chat and descriptions."""
+    wanted = metrics(appliance[1])["appliance_detector_batches_total"] + 3
+    assert "".join(client.stream_chat([user_message("Hello")], model=client.model_name(), max_tokens=20))
+    values = until(
+        lambda: (m := metrics(appliance[1]))["appliance_detector_batches_total"] >= wanted and m, START_S
+    )
+
+    assert values["appliance_detectors_connected"] == 1
+    assert values["appliance_detector_turns_total"] >= values["appliance_detector_batches_total"]
+    assert values["appliance_detector_turn_seconds_sum"] > 0
+    assert values['appliance_detector_turns_lost_total{reason="died"}'] == 0
+
+
 def test_a_dead_vision_worker_is_started_again(appliance, client):
     """A crash stays in its process: chat goes on, and the cameras come back."""
     (worker,) = appliance[0].find("appliance.ingest")

@@ -1,0 +1,117 @@
+"""Which settings make the detector ask the engine for its device, and where."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from appliance.device_sharing import share_device, turn_config, with_gate
+from appliance.settings import Settings, SettingsError, load_settings, to_json
+from vision.detector import Detector
+from vlm_engine.budget import StaticBudget
+from vlm_engine.gate_server import GateServer
+
+EMPTY = np.zeros((48, 64, 3), np.uint8)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")
+
+
+def settings(cameras: bool = True, **detector: Any) -> Settings:
+    sources = {"street": {"source": "synthetic://street"}} if cameras else {}
+    return load_settings(None, {"detector": {"device": "cpu", **detector}, "cameras": sources})
+
+
+async def test_a_place_is_chosen_told_to_both_sides_and_removed() -> None:
+    async with AsyncExitStack() as stack:
+        chosen = with_gate(settings(min_fps=3), stack)
+        turns = turn_config(chosen)
+        assert turns is not None
+        assert turns.min_per_s == 3
+        folder = Path(turns.address).parent
+        assert folder.stat().st_mode & 0o077 == 0
+        told = Settings.model_validate_json(to_json(chosen)).detector
+        assert (told.gate, told.is_sharing) == (turns.address, True)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("options", [{"share_device": "off"}, {"share_device": "off", "gate": "/x"}])
+async def test_off_is_off(options: dict[str, str]) -> None:
+    async with AsyncExitStack() as stack:
+        assert turn_config(with_gate(settings(**options), stack)) is None
+
+
+async def test_without_cameras_only_a_place_of_the_users_is_opened(tmp_path: Path) -> None:
+    """For detectors of an `ingest` that is started by itself."""
+    own = str(tmp_path / "device.sock")
+    async with AsyncExitStack() as stack:
+        assert turn_config(with_gate(settings(cameras=False), stack)) is None
+        chosen = turn_config(with_gate(settings(cameras=False, gate=own), stack))
+    assert chosen is not None
+    assert chosen.address == own
+
+
+def serve_turns(server: GateServer) -> Callable[[], None]:
+    """Grants every turn at once, in a thread, until the function that it returns is called."""
+    is_stopping = threading.Event()
+
+    def run() -> None:
+        while not is_stopping.is_set():
+            server.read(0.02)
+            turn = server.turns.propose(StaticBudget(1), time.monotonic())
+            if turn is not None:
+                server.turns.start(turn)
+                server.lend(turn)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def stop() -> None:
+        is_stopping.set()
+        thread.join()
+        server.close()
+
+    return stop
+
+
+@pytest.mark.parametrize(
+    ("share", "engine_device", "is_asked"),
+    [("auto", "cpu", True), ("auto", "cuda:0", False), ("on", "cuda:0", True), ("off", "cpu", False)],
+)
+def test_auto_asks_an_engine_on_the_same_device(
+    tmp_path: Path, share: str, engine_device: str, is_asked: bool
+) -> None:
+    """With a real detector: one round through the gate, and a real answer in any case."""
+    chosen = settings(share_device=share, gate=str(tmp_path / "device.sock"), imgsz=64)
+    config = turn_config(settings(gate=chosen.detector.gate))
+    assert config is not None
+    server = GateServer(config, engine_device)
+    detector = Detector(chosen.detector)
+    gate = share_device(detector, chosen.detector)
+    stop = serve_turns(server)
+    try:
+        assert len(detector.detect([EMPTY, EMPTY])) == 2
+    finally:
+        stop()
+        if gate is not None:
+            gate.close()
+    assert (gate is None) == (share == "off")
+    assert bool(server.turns.stats().num_rounds) == is_asked
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share_device": "yes"}, "detector.share_device"),
+        ({"min_fps": 0}, "detector.min_fps: must be above 0"),
+        ({"min_fps": float("nan")}, "detector.min_fps: must be above 0"),
+        ({"floor": 1}, "detector.floor: unknown key"),
+    ],
+)
+def test_what_cannot_be_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        settings(**options)
