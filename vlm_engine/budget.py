@@ -3,12 +3,13 @@
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Protocol
 
 from vlm_engine.cost_model import CostModel, SliceWork, StepWork
+from vlm_engine.pace import Owed, needed_share, paced_ms
 from vlm_engine.plan import chunk_work
 from vlm_engine.sequence import Placeholder, Sequence
 
@@ -28,8 +29,12 @@ class StepBudget(Protocol):
         waiting: Items[Sequence],
         now: float,
         longest_ms: float = math.inf,
+        owed: Callable[[], Iterable[Owed]] | None = None,
     ) -> None:
-        """Start a step at `now` (seconds on the scheduler's clock), of at most `longest_ms` without chats."""
+        """Start a step at `now` (seconds on the scheduler's clock), of at most `longest_ms` without chats.
+
+        `owed` tells what background requests have left, in their order; without it they take what fits.
+        """
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """How many of the sequence's next tokens fit, 0 to `num_wanted`."""
@@ -72,6 +77,7 @@ class StaticBudget:
         waiting: Items[Sequence],
         now: float,
         longest_ms: float = math.inf,
+        owed: Callable[[], Iterable[Owed]] | None = None,
     ) -> None:
         """See `StepBudget`."""
         self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
@@ -115,11 +121,14 @@ class LatencyTargets:
         chat_itl_ms: Milliseconds from one token of a chat to its next.
         chat_ttft_ms: Milliseconds to the first token of a short prompt.
         background_share: Least share of the time that frames get under any chat load, 0 to 1.
+        background_ttft_ms: Milliseconds to a frame's first token; what would be in time with less than
+            chats leave is spread, so that chats are faster than their target.
     """
 
     chat_itl_ms: float = 100.0
     chat_ttft_ms: float = 500.0
     background_share: float = 0.1
+    background_ttft_ms: float = 3000.0
 
 
 class TimeBudget:
@@ -164,6 +173,7 @@ class TimeBudget:
         waiting: Items[Sequence],
         now: float,
         longest_ms: float = math.inf,
+        owed: Callable[[], Iterable[Owed]] | None = None,
     ) -> None:
         """See `StepBudget`."""
         self._reset(now)
@@ -180,6 +190,12 @@ class TimeBudget:
         # invariant: decodes of chats are paid first, whatever stands before them in the order
         self._steps = sum((_step_work(chat, 1) for chat in decoding), StepWork())
         self._planned_ms = self.model.step_ms(self._steps) if decoding else 0.0
+        self._pace_ms = self._background_allowance_ms
+        if decoding and owed:
+            patience_s = self.targets.background_ttft_ms / 1e3
+            share = needed_share(owed(), now, patience_s, self.model)
+            paced = paced_ms(share, self._planned_ms)
+            self._pace_ms = min(self._pace_ms, math.inf if paced is None else self._planned_ms + paced)
 
     def _slack_ms(self, chat: Sequence) -> float:
         """Milliseconds until the chat's next token is due."""
@@ -194,8 +210,9 @@ class TimeBudget:
         num_wanted = min(num_wanted, self.max_num_batched_tokens - self._steps.num_tokens)
         if sequence.is_decoding and sequence.is_interactive:
             return 1
-        allowance_ms = self._allowance_of(sequence)
-        fits = self._most_tokens(sequence, num_wanted, allowance_ms)
+        fits = self._most_tokens(sequence, num_wanted, self._pace_of(sequence))
+        if fits < min(num_wanted, MIN_CHUNK):
+            fits = min(MIN_CHUNK, self._most_tokens(sequence, num_wanted, self._allowance_of(sequence)))
         if fits < min(num_wanted, MIN_CHUNK):
             least = CHAT_CHUNK if sequence.is_interactive else MIN_CHUNK
             extra_ms = self._overrun_ms(sequence)
@@ -209,7 +226,9 @@ class TimeBudget:
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""
-        count = self._most_slices(image, num_done, self._allowance_of(sequence))
+        count = self._most_slices(image, num_done, self._pace_of(sequence))
+        if not count:
+            count = min(1, self._most_slices(image, num_done, self._allowance_of(sequence)))
         if not count:
             extra_ms = self._overrun_ms(sequence)
             count = 0 if extra_ms is None else max(1, self._most_slices(image, num_done, extra_ms))
@@ -226,6 +245,14 @@ class TimeBudget:
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms
+
+    def _pace_of(self, sequence: Sequence) -> float:
+        """How long the step may get for the sequence as long as nothing presses.
+
+        why: background work that would be done in time with less of each step leaves the rest to the
+        chats; the least piece is given even so, if it fits the allowance.
+        """
+        return self.allowance_ms if sequence.is_interactive else self._pace_ms
 
     def _with_tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What the step will take with the next `num_tokens` of the sequence as well."""

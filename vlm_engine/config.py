@@ -51,6 +51,8 @@ class EngineConfig:
         chat_itl_ms: Milliseconds from one token of a chat to its next.
         chat_ttft_ms: Milliseconds to the first token of a short chat prompt.
         background_share: Least share of the time that background work gets under any chat load.
+        background_ttft_ms: Milliseconds to the first token of a background request. What is in time with
+            less than `chat_itl_ms` leaves is spread, so that chats are faster than their target.
         encoder_cache_tokens: Image tokens whose embeddings are kept; also the largest image.
         num_threads: Threads of torch's CPU kernels; None leaves torch's default.
         enable_prefix_caching: Reuse the KV blocks of equal prompt starts.
@@ -75,6 +77,7 @@ class EngineConfig:
     chat_itl_ms: float = 100.0
     chat_ttft_ms: float = 500.0
     background_share: float = 0.1
+    background_ttft_ms: float = 3000.0
     encoder_cache_tokens: int = 16384
     num_threads: int | None = None
     enable_prefix_caching: bool = True
@@ -87,7 +90,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1, not {value}")
-        for name in ("chat_itl_ms", "chat_ttft_ms"):
+        for name in ("chat_itl_ms", "chat_ttft_ms", "background_ttft_ms"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0 milliseconds, not {getattr(self, name)}")
         for name in ("kv_cache_memory", "background_share"):

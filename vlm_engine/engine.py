@@ -89,7 +89,9 @@ class Engine:
         config = self.config
         if config.scheduler == "static":
             return StaticBudget(config.max_num_batched_tokens)
-        targets = LatencyTargets(config.chat_itl_ms, config.chat_ttft_ms, config.background_share)
+        targets = LatencyTargets(
+            config.chat_itl_ms, config.chat_ttft_ms, config.background_share, config.background_ttft_ms
+        )
         return TimeBudget(self.cost_model, targets, config.max_num_batched_tokens)
 
     @property

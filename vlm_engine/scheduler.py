@@ -7,14 +7,16 @@ then prefill in chunks, all in one forward pass; interactive work goes before ba
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from vlm_engine.block_pool import BlockPool, block_hash
 from vlm_engine.budget import StepBudget
+from vlm_engine.cost_model import SliceWork
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.fair_shares import FairShares
-from vlm_engine.plan import Chunk, EncodeItem, StepPlan
+from vlm_engine.pace import Owed
+from vlm_engine.plan import Chunk, EncodeItem, StepPlan, chunk_work
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
 from vlm_engine.turn import Turn
@@ -168,12 +170,27 @@ class Scheduler:
         """Give out the budget in order of importance; memory follows the same order."""
         self._now = now
         longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
-        self.budget.begin(self.running, self.waiting, now, longest_ms)
+        self.budget.begin(self.running, self.waiting, now, longest_ms, self._owed)
         self._serve_class(draft, is_interactive=True)
         draft.turn = self.turns.propose(self.budget, now) if self.turns else None
         if draft.turn:
             self.budget.spend_turn(draft.turn.cost_ms)
         self._serve_class(draft, is_interactive=False)
+
+    def _owed(self) -> Iterator[Owed]:
+        """What background prompts have left, in their order."""
+        everyone = [s for s in (*self.running, *self.waiting) if not (s.is_interactive or s.is_decoding)]
+        for sequence in sorted(everyone, key=self._turn):
+            start, end = sequence.num_computed_tokens, sequence.num_tokens
+            images = sequence.images_between(start, end)
+            slices = sum((self._slices_left(image) for image in images), SliceWork())
+            work = chunk_work(start, end, samples=True)
+            yield Owed(sequence.arrival_s, sequence.request.expires_at, work, slices)
+
+    def _slices_left(self, image: Placeholder) -> SliceWork:
+        left = self.encoder_cache.num_left(image.digest)
+        count = len(image.slices)
+        return image.work(0 if left is None else count - left, count)
 
     def _serve_class(self, draft: _Draft, *, is_interactive: bool) -> None:
         everyone = [s for s in (*self.running, *self.waiting) if s.is_interactive == is_interactive]

@@ -1,0 +1,61 @@
+"""How fast background work must go to be done in time, and so how short steps beside chats can be."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vlm_engine.cost_model import CostModel, SliceWork, StepWork
+
+SPARE = 1.25
+WHOLE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What is left of a background request before its first token.
+
+    Args:
+        arrival_s: When it came, on the scheduler's clock.
+        expires_s: When it is of no use any more, None for never.
+        steps: Tokens left.
+        slices: Encoder slices left.
+    """
+
+    arrival_s: float
+    expires_s: float | None
+    steps: StepWork
+    slices: SliceWork
+
+    def due_s(self, patience_s: float) -> float:
+        """When it should be done."""
+        due_s = self.arrival_s + patience_s
+        return due_s if self.expires_s is None else min(due_s, self.expires_s)
+
+
+def needed_share(owed: Iterable[Owed], now: float, patience_s: float, model: CostModel) -> float:
+    """Share of the time in which all is done when due, one after the other, with some to spare.
+
+    Args:
+        owed: Background requests in their order.
+        now: On the scheduler's clock.
+        patience_s: How long after it came each should be done.
+        model: Predicts what takes how long.
+
+    Returns:
+        0 to 1; 1 where it cannot be done in time, so that background work gets all that chats leave.
+    """
+    work_s, share = 0.0, 0.0
+    for each in owed:
+        work_s += (model.step_ms(each.steps) + model.slice_ms(each.slices)) / 1e3
+        left_s = each.due_s(patience_s) - now
+        share = max(share, SPARE * work_s / left_s if left_s > 0 else 1.0)
+        if share >= 1.0:
+            return 1.0
+    return share
+
+
+def paced_ms(share: float, chats_ms: float) -> float | None:
+    """How much background work a step needs whose chats take `chats_ms`, so that it gets `share` of the time.
+
+    None for as much as fits.
+    """
+    return None if share >= WHOLE else chats_ms * share / (1.0 - share)
