@@ -9,18 +9,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import redis
-import redis.asyncio
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from appliance.jobs import CameraStatus, frame_key, status_key
+from queues import QueueConfig, connect, connect_async
 
 logger = logging.getLogger(__name__)
 
 FRAME_TTL_S = 30
 STATUS_TTL_S = 15
 OUTAGE_PAUSE_S = 2.0
-_TIMEOUT_S = 2.0
+_TIMES = QueueConfig(command_timeout_s=2.0)
 
 _status_decoder = msgspec.json.Decoder(CameraStatus)
 
@@ -29,9 +27,7 @@ class BoardWriter:
     """Writes frames and statuses; a server that is away is left alone for a while, nothing is raised."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 1)
-        )
+        self._redis = connect(url, _TIMES)
         self._clock = clock
         self._quiet_until = 0.0
 
@@ -62,9 +58,7 @@ class BoardReader:
 
     def __init__(self, url: str, cameras: Sequence[str]) -> None:
         self.names = tuple(cameras)
-        self._redis = redis.asyncio.Redis.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
-        )
+        self._redis = connect_async(url, _TIMES)
 
     async def statuses(self) -> list[CameraStatus]:
         """One status a camera, as configured; `connecting` while the worker has said nothing."""

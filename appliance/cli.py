@@ -17,6 +17,7 @@ from appliance.command_line import (
     readable_errors,
 )
 from appliance.operate import outputs
+from appliance.operate_queue import queue
 
 app = typer.Typer(
     help="Camera pipelines and chat on one vision-language engine.",
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(outputs, name="outputs")
+app.add_typer(queue, name="queue")
 
 
 class Speed(StrEnum):

@@ -134,22 +134,22 @@ class VisionWorker:
 
 def run_ingest(settings: Settings) -> None:
     """`appliance ingest`: the worker in this process, until Ctrl-C or the end of all sources."""
-    if settings.redis.url is None:
+    if settings.redis.address is None:
         raise SettingsError("redis.url is missing: give the appliance's Redis with --redis or in --config")
     if not settings.cameras:
         raise SettingsError("cameras is empty: add one in --config")
     set_up_logging(logging.INFO)
-    VisionWorker(settings, settings.redis.url).run(stop_on_signals(), until_ended=True)
+    VisionWorker(settings, settings.redis.address).run(stop_on_signals(), until_ended=True)
 
 
 def child_main() -> None:
     """The vision process of `serve`: settings as JSON on standard input, with the URL of Redis in them."""
     stop = stop_on_signals()
     settings = Settings.model_validate_json(sys.stdin.read())
-    assert settings.redis.url is not None
+    assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
     try:
-        worker = VisionWorker(settings, settings.redis.url)
+        worker = VisionWorker(settings, settings.redis.address)
     except VisionError as error:
         print(f"appliance: {error}", file=sys.stderr)
         sys.exit(EXIT_UNUSABLE)

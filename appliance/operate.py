@@ -98,6 +98,21 @@ def show_table(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
         typer.echo("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
+def show_values(values: Mapping[str, Any], *, as_json: bool) -> None:
+    """Names and values: a JSON object, or a line each for people, with the items of a table behind a dot."""
+    if as_json:
+        typer.echo(json.dumps(values))
+        return
+    for name, value in values.items():
+        items = (
+            {f"{name}.{key}": item for key, item in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+        for key, item in items.items():
+            typer.echo(f"{key}: {_shown(item)}")
+
+
 def iso_time(seconds: float) -> str:
     """Unix seconds as local time with its offset."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")

@@ -59,7 +59,7 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
         display.hint("loading the detector")
         detector = Detector(settings.detector)
         check_labels(settings, detector, [options.camera or recording.name for recording in recordings])
-        url = settings.redis.url or stack.enter_context(EmbeddedServer()).url
+        url = settings.redis.address or stack.enter_context(EmbeddedServer()).url
         run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
         num_failed = asyncio.run(run.run(realtime=options.realtime, camera=options.camera))
     if saver is not None:

@@ -21,6 +21,7 @@ from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
+from appliance.storage_settings import RedisSettings
 from appliance.tasks import StoppedError, outlast, run_beside, run_until
 from queues import EmbeddedServer, JobConsumer, ResultReader
 from queues.errors import QueueError
@@ -65,7 +66,7 @@ class _Service:
         settings = with_gate(settings, stack)
         self._settings, self._stack = settings, stack
         self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
-        url = self._redis.url if self._redis else str(settings.redis.url)
+        url = self._redis.url if self._redis else str(settings.redis.address)
         self._events = open_events(settings)
         stack.callback(self._events.close)
         self._outputs = _open_outputs(settings, self._events)
@@ -111,6 +112,7 @@ class _Service:
                 self._board,
                 self._settings.server,
                 queue_status=self._consumer.status,
+                embedded_url=self._redis.url if self._redis else None,
                 describe_outcomes=lambda: self._describer.outcomes,
             )
         except UnsafeBindingError as error:
@@ -148,8 +150,7 @@ def _open_outputs(settings: Settings, events: EventStore) -> Outputs:
 
 def start_worker(settings: Settings, redis_url: str) -> Supervisor:
     """The vision worker in a process of its own; its settings travel by a pipe, as they hold passwords."""
-    redis = settings.redis.model_copy(update={"url": redis_url})
-    payload = to_json(settings.model_copy(update={"redis": redis}))
+    payload = to_json(settings.model_copy(update={"redis": RedisSettings(url=redis_url)}))
     return Supervisor("vision worker", lambda: Child("appliance.ingest:child_main", payload))
 
 

@@ -37,6 +37,7 @@ from appliance.device_sharing import DetectorSettings
 from appliance.frigate import UNSUPPORTED, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import SettingsPart
+from appliance.storage_settings import EventSettings, RedisSettings
 from appliance.view_settings import (
     DetectSettings,
     MotionSettings,
@@ -77,25 +78,6 @@ def _check_detector(config: DetectorSettings) -> DetectorSettings:
     if not 0 < config.min_fps <= 1000:
         raise ValueError(f"min_fps must be above 0 and at most 1000, not {config.min_fps}")
     return config
-
-
-class RedisSettings(SettingsPart):
-    """`url` of your own Redis or Valkey (`redis://`, `rediss://`, `unix://`); None embeds a Valkey."""
-
-    url: str | None = Field(default=None, pattern=r"^(redis|rediss|unix)://")
-
-
-class EventSettings(SettingsPart):
-    """Where events are kept: in the file `path`, or in memory until the end.
-
-    Those of the last `retain_days` (None: no limit) stay, the newest `max_events` at most. Over `max_bytes`
-    the oldest snapshots go first, then the oldest events.
-    """
-
-    path: Path | None = None
-    retain_days: float | None = Field(default=30.0, gt=0)
-    max_events: int = Field(default=20_000, ge=1)
-    max_bytes: int = Field(default=256 * 2**20, ge=2**20)
 
 
 class ServerSettings(SettingsPart):

@@ -3,12 +3,15 @@
 producer = JobProducer(url)            # blocking: put
 consumer = JobConsumer(url)            # asyncio: take → finish or fail
 reader = ResultReader(url)             # asyncio: read
+letters = DeadLetters(url)             # blocking, for the operator: newest, retry, drop
 server = EmbeddedServer()              # where there is no Redis: server.url
 """
 
+from queues.address import parse_address, safe_url
 from queues.config import QueueConfig
 from queues.connection import connect, connect_async
 from queues.consumer import JobConsumer, forget_queue
+from queues.dead_letters import DeadLetter, DeadLetters
 from queues.embedded import EmbeddedServer
 from queues.errors import (
     JobTooLarge,
@@ -19,12 +22,14 @@ from queues.errors import (
     ServerStartFailed,
     ServerTooOld,
 )
-from queues.outage import Outage, safe_url
+from queues.outage import Outage
 from queues.producer import JobProducer
 from queues.results import ResultReader
 from queues.types import Delivery, Job, QueueStatus, Result
 
 __all__ = [
+    "DeadLetter",
+    "DeadLetters",
     "Delivery",
     "EmbeddedServer",
     "Job",
@@ -45,5 +50,6 @@ __all__ = [
     "connect",
     "connect_async",
     "forget_queue",
+    "parse_address",
     "safe_url",
 ]

@@ -2,50 +2,96 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import MasterNotFoundError as AsyncMasterNotFoundError
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
+from queues.address import Address, parse_address, safe_url
 from queues.config import QueueConfig
 from queues.errors import QueueError, QueueFull, QueueUnavailable, ServerError, ServerTooOld
-from queues.outage import safe_url
 
 logger = logging.getLogger("queues")
 
 OLDEST_VERSION = (7, 0)
 """XAUTOCLAIM reports deleted entries from Redis 7.0 on; Valkey began at 7.2."""
 
+_LONGEST_LOOKUP_S = 1.0
+
 UNREACHABLE = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError)
 """Errors of the way to the server, or of one that is starting or switching roles: waiting may cure them."""
+
+
+class _MasterConnection(SentinelManagedConnection):
+    """Leaves a server that fell silent.
+
+    why: redis-py's blocking connection to a Sentinel's master is the only one that stays connected after a
+    time-out: to a master that hangs, also when there is a new one, and to a reply that nobody waits for.
+    """
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        return super().read_response(*args, **{"disconnect_on_error": True} | options)
+
+
+class _TlsMasterConnection(_MasterConnection, SentinelManagedSSLConnection):
+    """The same by TLS."""
+
+
+class _Master(redis.Redis):
+    """A client of the master that Sentinels name; closes its ways to them too."""
+
+    def close(self) -> None:
+        super().close()
+        pool = cast(SentinelConnectionPool, self.connection_pool)
+        for sentinel in pool.sentinel_manager.sentinels:
+            sentinel.close()
+
+
+class _AsyncMaster(redis.asyncio.Redis):
+    """The same for asyncio."""
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        pool = cast(AsyncSentinelConnectionPool, self.connection_pool)
+        for sentinel in pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
 
 
 def connect(url: str, config: QueueConfig) -> redis.Redis:
     """A blocking client whose calls end within `command_timeout_s`; a stale connection is replaced once.
 
-    why: RESP2, whose reply shapes are the same in redis-py 6 to 8.
+    Raises `ServerError` for a URL that is none.
     """
-    return redis.Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=config.command_timeout_s,
-        socket_connect_timeout=config.command_timeout_s,
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-    )
+    timeout_s = config.command_timeout_s
+    options = _times(timeout_s, timeout_s) | {"retry": Retry(NoBackoff(), 1, (redis.ConnectionError,))}
+    address = parse_address(url)
+    if address.service is None:
+        return redis.Redis(**_plain(address) | options)
+    lookups = _lookups(address, config) | {"retry": Retry(NoBackoff(), 0)}
+    sentinel: Any = Sentinel(address.sentinels, sentinel_kwargs=lookups)  # type: ignore[no-untyped-call]
+    options["connection_class"] = _TlsMasterConnection if address.is_tls else _MasterConnection
+    managed = {name: value for name, value in _plain(address).items() if name != "ssl"}
+    return cast(redis.Redis, sentinel.master_for(address.service, _Master, **managed | options))
 
 
 def connect_async(url: str, config: QueueConfig) -> redis.asyncio.Redis:
     """The same for asyncio."""
-    return redis.asyncio.Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=config.command_timeout_s,
-        socket_connect_timeout=config.command_timeout_s,
-        retry=AsyncRetry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-    )
+    timeout_s = config.command_timeout_s
+    retry = AsyncRetry(NoBackoff(), 1, (redis.ConnectionError,))
+    return _connect_async(url, config, _times(timeout_s, timeout_s) | {"retry": retry})
 
 
 def connect_reader(url: str, config: QueueConfig) -> redis.asyncio.Redis:
@@ -53,14 +99,37 @@ def connect_reader(url: str, config: QueueConfig) -> redis.asyncio.Redis:
 
     invariant: its socket waits longer than the server may block, else every idle read would be an error.
     """
-    return redis.asyncio.Redis.from_url(
-        url,
-        protocol=2,
-        socket_timeout=config.max_block_s + config.read_margin_s,
-        socket_connect_timeout=config.command_timeout_s,
-        max_connections=1,
-        retry=AsyncRetry(NoBackoff(), 0),
-    )
+    times = _times(config.max_block_s + config.read_margin_s, config.command_timeout_s)
+    return _connect_async(url, config, times | {"max_connections": 1, "retry": AsyncRetry(NoBackoff(), 0)})
+
+
+def _connect_async(url: str, config: QueueConfig, options: dict[str, Any]) -> redis.asyncio.Redis:
+    address = parse_address(url)
+    if address.service is None:
+        return redis.asyncio.Redis(**_plain(address) | options)
+    lookups = _lookups(address, config) | {"retry": AsyncRetry(NoBackoff(), 0)}
+    sentinel: Any = AsyncSentinel(address.sentinels, sentinel_kwargs=lookups)  # type: ignore[no-untyped-call]
+    client = sentinel.master_for(address.service, _AsyncMaster, **_plain(address) | options)
+    return cast(redis.asyncio.Redis, client)
+
+
+def _times(read_s: float, connect_s: float) -> dict[str, Any]:
+    # why: RESP2, whose reply shapes are the same in redis-py 6 to 8.
+    return {"protocol": 2, "socket_timeout": read_s, "socket_connect_timeout": connect_s}
+
+
+def _plain(address: Address) -> dict[str, Any]:
+    options = dict(address.options)
+    if "path" in options:
+        options["unix_socket_path"] = options.pop("path")
+    return options | ({"ssl": True, "ssl_check_hostname": True} | options if address.is_tls else {})
+
+
+def _lookups(address: Address, config: QueueConfig) -> dict[str, Any]:
+    """How Sentinels are asked: by TLS too where the servers are, soon given up, as there are others."""
+    tls = {name: value for name, value in _plain(address).items() if name.startswith("ssl")}
+    timeout_s = min(config.command_timeout_s, _LONGEST_LOOKUP_S)
+    return tls | _times(timeout_s, timeout_s) | address.sentinel_options
 
 
 def check_server(info: Mapping[str, Any], url: str) -> None:
@@ -93,6 +162,8 @@ def translate(error: Exception, url: str) -> QueueError:
         return ServerError(f"the server at {where} refuses the user name or password: {error}")
     if isinstance(error, redis.OutOfMemoryError):
         return QueueFull(f"the server at {where} is out of memory: {error}")
+    if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
+        return QueueUnavailable(f"the queue at {where} cannot be reached: no Sentinel names a master")
     if isinstance(error, UNREACHABLE):
         return QueueUnavailable(f"the queue at {where} cannot be reached: {error}")
     return QueueError(f"the queue at {where} answered: {error}")

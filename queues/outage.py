@@ -3,19 +3,14 @@
 import logging
 import random
 import time
-from urllib.parse import urlsplit
+
+from queues.address import safe_url
 
 logger = logging.getLogger("queues")
 
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 _LOG_EVERY_S = 10.0
-
-
-def safe_url(url: str) -> str:
-    """The URL without user, password and query, fit for logs and errors."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 class Outage:

@@ -53,7 +53,7 @@ end
 local function bury(entry_id, job, times, reason, max_len)
   remove(entry_id, #job.body)
   redis.call('XADD', dead, 'MAXLEN', '~', max_len, '*', 'job_id', job.job_id, 'key', job.key,
-    'times_delivered', times, 'reason', reason, 'body', job.body)
+    'times_delivered', times, 'reason', reason, 'created_at', job.created_at, 'body', job.body)
   count('dropped:dead', 1)
 end
 

@@ -242,6 +242,41 @@ return 1
 """
 )
 
+REVIVE = (
+    LINES
+    + """
+-- Queues a dead letter's job again, last in its line and without a deadline, and forgets the letter.
+-- ARGV: entry_id among the dead, max_len, max_bytes, dedup_ttl_ms.
+-- Returns 1 queued or answered by now, 0 no such letter, -1 no room.
+local letter = redis.call('XRANGE', dead, ARGV[3], ARGV[3])[1]
+if not letter then return 0 end
+local job = fields_of(letter)
+if is_done(job.job_id) then
+  redis.call('XDEL', dead, letter[1])
+  count('duplicates', 1)
+  return 1
+end
+local length = redis.call('XLEN', stream)
+if length == 0 then
+  redis.call('HSET', counts, 'bytes', 0)
+  forget_lines()
+end
+local bytes = tonumber(redis.call('HGET', counts, 'bytes') or 0) + #job.body
+if length > 0 and (length + 1 > tonumber(ARGV[4]) or bytes > tonumber(ARGV[5])) then return -1 end
+local created_at = job.created_at or string.match(letter[1], '^%d+') / 1000
+redis.call('SET', state_key(job.job_id), 'revived:' .. letter[1], 'PX', ARGV[6])
+local entry_id = redis.call('XADD', stream, '*', 'job_id', job.job_id, 'key', job.key, 'slot', '',
+  'created_at', created_at, 'expires_at', '', 'deadline_ms', '', 'num_replaced', 0, 'body', job.body)
+redis.call('XDEL', dead, letter[1])
+-- invariant: what was put is done, dropped, waiting or pending: the letter was dropped, and this is put.
+count('put', 1)
+count('bytes', #job.body)
+join(job.key, entry_id, #job.body, '', next_place())
+redis.call('XADD', wake, 'MAXLEN', 1, '*', 'key', job.key)
+return 1
+"""
+)
+
 RENEW = (
     BOOKS
     + """

@@ -85,6 +85,7 @@ class Services:
         cameras: Cameras,
         *,
         queue_status: QueueStatusReader | None,
+        embedded_url: str | None,
         describe_outcomes: OutcomeReader | None,
         metrics_per_camera: bool,
         model_name: str | None,
@@ -95,6 +96,7 @@ class Services:
         self.events = events
         self.cameras = cameras
         self.queue_status = queue_status
+        self.embedded_url = embedded_url
         self.describe_outcomes = describe_outcomes
         self.metrics_per_camera = metrics_per_camera
         self.camera_totals = CameraTotals()

@@ -104,7 +104,9 @@ async def _queue_health(services: Services) -> dict[str, Any]:
     if services.queue_status is None:
         return {"status": "none"}
     status = await services.queue_now()
-    return {"error": "does not answer"} if status is None else {"status": "ok"} | asdict(status)
+    # why: the commands that an operator types find the embedded server by it; only our own user may connect.
+    embedded = {"embedded_url": services.embedded_url} if services.embedded_url else {}
+    return embedded | ({"error": "does not answer"} if status is None else {"status": "ok"} | asdict(status))
 
 
 async def _camera_health(services: Services) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`serve` end to end: the real command, its cameras, its chat, and what is left when it ends (nothing)."""
 
 import base64
+import json
 import re
 import signal
 import socket
@@ -124,6 +125,13 @@ def test_chat_about_what_a_camera_sees_now(client):
     answer = "".join(client.stream_chat([message], model=client.model_name(), max_tokens=5))
 
     assert answer
+
+
+def test_the_queue_command_finds_the_embedded_server(appliance, client):
+    result = CliRunner().invoke(app, ["queue", "status", "--json", "--url", appliance[1]])
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["num_put"] >= 1
 
 
 def chat(url: str, *arguments: str, typed: str = "") -> Result:

@@ -81,6 +81,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def usual_kind() -> str:
+    """The broker that most tests use: mosquitto where it is installed."""
+    return "mosquitto" if shutil.which("mosquitto", path=_SBIN) else "amqtt"
+
+
 def skip_without(kind: str) -> None:
     """Skip the test when there is no such broker here."""
     if kind == "mosquitto" and not shutil.which("mosquitto", path=_SBIN):

@@ -19,16 +19,21 @@ from appliance.output_settings import MqttSettings
 from appliance.settings import SettingsError, load_settings
 from appliance.tasks import end_all
 from tests.appliance.descriptions import description
-from tests.appliance.outputs.brokers import Broker, free_port, skip_without
+from tests.appliance.outputs.brokers import Broker, free_port, skip_without, usual_kind
 from tests.appliance.outputs.conftest import RunOutputs, until_async
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
-    skip_without(request.param)
-    broker = Broker(request.param, tmp_path, free_port())
+@pytest.fixture
+def kind() -> str:
+    return usual_kind()
+
+
+@pytest.fixture
+def broker(kind: str, tmp_path: Path) -> Iterator[Broker]:
+    skip_without(kind)
+    broker = Broker(kind, tmp_path, free_port())
     broker.start()
     yield broker
     broker.kill()
@@ -67,6 +72,7 @@ async def listening(broker: Broker) -> AsyncIterator[Listener]:
         await end_all([task])
 
 
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
 async def test_events_and_discovery(store: EventStore, run_outputs: RunOutputs, broker: Broker) -> None:
     async with run_outputs(mqtt={"url": broker.url}):
         store.add(description("1", text="A person walks. " * 30), b"\xff\xd8jpeg")
