@@ -6,6 +6,7 @@ import time
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
 from appliance.reader import CameraReader, FrameRate, Patience
+from appliance.viewing import privacy_masks
 from vision.errors import SourceError
 from vision.options import SourceOptions, StreamConfig
 from vision.sources import FrameSource, open_source
@@ -84,6 +85,7 @@ def source_options(settings: CameraSettings) -> SourceOptions:
         rotate=settings.rotate,
         max_width=detect.width,
         max_height=detect.height,
+        masks=privacy_masks(settings),
         stream=StreamConfig(
             transport=stream.transport,
             open_s=stream.open_s,

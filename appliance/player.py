@@ -14,8 +14,9 @@ from queues.producer import JobProducer
 from queues.types import Job
 from vision.detector import Detector
 from vision.errors import VisionError
+from vision.live_clock import FrameGate
 from vision.pipeline import FrameResult, Pipeline
-from vision.sources import FrameSource, open_source
+from vision.sources import FrameSource
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +81,7 @@ class Player:
         self._stop.set()
 
     def _play_one(self, recording: Recording) -> None:
-        source = open_source(
-            recording.uri, camera=recording.name, realtime=self._realtime and recording.is_video
-        )
+        source = recording.open(realtime=self._realtime)
         try:
             self._play_source(recording, source)
         finally:
@@ -96,13 +95,16 @@ class Player:
             self._detector,
             recording.name,
             view=view,
-            frame_rate=source.fps,
+            frame_rate=_frame_rate(source.fps, view.max_fps),
             is_video=recording.is_video,
         )
         pipeline, counts = Pipeline(self._detector, [camera]), self.counts
+        gate = FrameGate(view.max_fps if recording.is_video else None)
         for frame in source:
             if self._stop.is_set():
                 return
+            if not gate.passes(frame.time_s):
+                continue
             (result,) = pipeline.process([frame])
             counts.num_frames += 1
             counts.num_frames_of_recording += 1
@@ -129,3 +131,8 @@ class Player:
             except QueueFull:
                 continue
             return
+
+
+def _frame_rate(given: float | None, most: float | None) -> float | None:
+    rates = [rate for rate in (given, most) if rate]
+    return min(rates, default=None)

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from vision.errors import SourceNotFound, SourceUnsupported
-from vision.sources import open_source
+from vision.options import SourceOptions
+from vision.sources import FrameSource, open_source
 from vision.stills import IMAGE_SUFFIXES
 from vision.urls import is_stream, redact
 
@@ -20,13 +21,21 @@ VIDEO_SUFFIXES = frozenset(
 class Recording:
     """One source to play: `uri` as `vision.open_source` takes it, under a name of its own.
 
-    `num_frames` is what the file claims, None when it is unknown or endless.
+    `num_frames` is what the file claims, None when it is unknown or endless. Whoever opens it gets its frames
+    as `options` say, painted over where they are masked.
     """
 
     name: str
     uri: str
     is_video: bool
     num_frames: int | None
+    options: SourceOptions = field(default_factory=SourceOptions)
+
+    def open(self, *, realtime: bool = False) -> FrameSource:
+        """Its frames; raises a `vision.errors.SourceError`."""
+        return open_source(
+            self.uri, camera=self.name, realtime=realtime and self.is_video, options=self.options
+        )
 
 
 def find_recordings(sources: Sequence[str]) -> list[Recording]:

@@ -19,7 +19,7 @@ from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import BUNDLED_VLM, Settings, SettingsError
 from appliance.tasks import outlast, run_beside
-from appliance.viewing import check_labels
+from appliance.viewing import check_labels, recording_options
 from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader, forget_queue
 from vision.detector import Detector
 from vlm_engine import AsyncEngine, EngineStopped
@@ -49,6 +49,7 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
     if options.camera is not None and options.camera not in settings.cameras:
         known = ", ".join(settings.cameras) or "none"
         raise SettingsError(f"--camera {options.camera}: the settings have no such camera; there is {known}")
+    recordings = [_as_seen(recording, settings, options.camera) for recording in recordings]
     logging.basicConfig(level=logging.WARNING, format="appliance: %(message)s")
     with ExitStack() as stack:
         saver = Saver(_folder(options.save)) if options.save else None
@@ -65,6 +66,11 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
     if saver is not None:
         saver.save(recordings)
     return num_failed
+
+
+def _as_seen(recording: Recording, settings: Settings, camera: str | None) -> Recording:
+    """The recording, to be read as the camera is that it stands for."""
+    return replace(recording, options=recording_options(settings.view_of(camera or recording.name)))
 
 
 class Replay:

@@ -16,7 +16,6 @@ from appliance.recordings import Recording
 from appliance.video_writer import VideoWriter
 from vision.annotate import draw, encode_jpeg
 from vision.pipeline import FrameResult
-from vision.sources import open_source
 from vision.types import Detections, Frame
 
 logger = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ def _caption(description: Description) -> str:
 
 def _frames(recording: Recording, *, last_index: int) -> Iterator[Frame]:
     """The recording once more, no further than it was played: a synthetic camera may have no end."""
-    source = open_source(recording.uri, camera=recording.name)
+    source = recording.open()
     try:
         for frame in source:
             if frame.index > last_index:

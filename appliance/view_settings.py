@@ -178,6 +178,11 @@ class ViewSettings(SettingsPart):
     snapshots: SnapshotSettings = SnapshotSettings()
     describe: ViewDescribeSettings = ViewDescribeSettings()
 
+    @property
+    def max_fps(self) -> float | None:
+        """Frames a second to look at; None for all."""
+        return self.detect.fps
+
     def problems(self) -> Iterator[str]:
         """What cannot be together: each with its path, which begins with a dot."""
         for path, corners in self._all_corners():

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
+from appliance.camera_settings import CameraSettings
 from appliance.describe_settings import TriggerSettings
 from appliance.settings import DEFAULT_LABELS, Settings
 from appliance.view_settings import Corners, DetectSettings, FilterSettings, ViewSettings
 from vision.detector import Detector
 from vision.filters import FilterConfig, ObjectFilter
 from vision.history import HistoryConfig
+from vision.options import SourceOptions
 from vision.pipeline import CameraConfig, Pipeline
 from vision.polygons import Line, Point, Polygon
 from vision.trigger import TriggerConfig
@@ -54,6 +56,17 @@ def check_labels(settings: Settings, detector: Detector, names: Iterable[str] = 
 def privacy_masks(view: ViewSettings) -> tuple[Polygon, ...]:
     """What is to be painted over in every frame of a camera."""
     return _polygons(view.privacy.mask, view.detect)
+
+
+def recording_options(view: ViewSettings) -> SourceOptions:
+    """How a recording is read that is looked at as a camera is: turned, as small, with the same masks."""
+    rotate = view.rotate if isinstance(view, CameraSettings) else 0
+    return SourceOptions(
+        rotate=rotate,
+        max_width=view.detect.width,
+        max_height=view.detect.height,
+        masks=privacy_masks(view),
+    )
 
 
 def _trigger_config(view: ViewSettings, labels: tuple[str, ...]) -> TriggerConfig:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vision.polygons import Polygon
+
 Transport = Literal["tcp", "udp"]
 """How RTSP carries pictures."""
 
@@ -35,6 +37,7 @@ class SourceOptions:
         rotate: quarter turns clockwise, in degrees: 0, 90, 180 or 270.
         max_width: pixels; wider frames are made smaller and keep their proportions. After `rotate`.
         max_height: pixels, likewise.
+        masks: areas that are painted black in every frame, after the rest.
         stream: for live streams.
     """
 
@@ -42,4 +45,5 @@ class SourceOptions:
     rotate: int = 0
     max_width: int | None = None
     max_height: int | None = None
+    masks: tuple[Polygon, ...] = ()
     stream: StreamConfig = field(default_factory=StreamConfig)

@@ -73,7 +73,7 @@ def open_source(
     if not source.is_live:
         source = LoopedSource(source) if options.loop else source
         source = PacedSource(source) if realtime else source
-    shape = FrameShape(options.rotate, options.max_width, options.max_height)
+    shape = FrameShape(options.rotate, options.max_width, options.max_height, options.masks)
     return source if shape.is_plain else ShapedSource(source, shape)
 
 
@@ -213,7 +213,10 @@ class LoopedSource(_Wrapper):
 
 
 class ShapedSource(_Wrapper):
-    """Another source with its frames turned and made smaller."""
+    """Another source with its frames turned, made smaller and painted over.
+
+    # invariant: a frame with masks leaves here painted over, or not at all.
+    """
 
     def __init__(self, source: FrameSource, shape: FrameShape) -> None:
         super().__init__(source)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from appliance.recordings import find_recordings
 from appliance.replay import ReplayOptions, run_replay
-from appliance.settings import BUNDLED_DETECTOR, Settings, load_settings
+from appliance.settings import BUNDLED_DETECTOR, Settings, SettingsError, load_settings
 from appliance.video_writer import VideoWriter
 from queues import EmbeddedServer
 from vision.errors import SourceNotFound, SourceUnsupported
@@ -198,6 +198,33 @@ def write_clip(path: Path, *, fps: int) -> None:
     with VideoWriter(path) as video:
         for frame in open_street():
             video.write(frame.image, frame.index / fps)
+
+
+def test_a_recording_is_looked_at_as_a_camera_is(settings, tmp_path):
+    """Zones, triggers, rate and masks of the camera; the masked half is black in all that is written."""
+    lower = "0,0.5,1,0.5,1,1,0,1"
+    camera = {
+        "source": "rtsp://10.0.0.1/",
+        "detect": {"fps": 2.5},
+        "zones": {"ground": {"coordinates": lower, "inertia": 2, "objects": "person"}},
+        "privacy": {"mask": [lower.replace("0.5", "0.9")]},
+        "describe": {"triggers": ["zone_entry"], "cooldown_s": 0},
+    }
+    seen = changed(settings, "cameras", gate=camera)
+
+    fast = play(seen, tmp_path, STREET, camera="gate", save=tmp_path / "saved")
+    lines = play(seen, tmp_path, STREET, camera="gate")
+
+    assert [line["frame_index"] for line in fast] == [line["frame_index"] for line in lines]
+    assert {(line["reason"], line["label"]) for line in lines} == {("zone_entry:ground", "person")}
+    assert all(line["frame_index"] % 2 == 0 and line["zones"] == ["ground"] for line in lines)
+    assert all("zones" in detection for line in lines for detection in line["detections"])
+    for path in (tmp_path / "saved").glob("*.jpg"):
+        with Image.open(path) as snapshot:
+            corner = snapshot.convert("L").crop((0, 236, 12, 254))
+            assert corner.getextrema()[1] < 40, "the mask is under all that is drawn"
+    with pytest.raises(SettingsError, match="no such camera; there is gate"):
+        play(seen, tmp_path, STREET, camera="door")
 
 
 @pytest.mark.slow
