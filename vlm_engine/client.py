@@ -34,6 +34,7 @@ BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
 STOP_TIMEOUT_S = 5.0
 PREPROCESS_NICENESS = 10
+SPINS = "20000"
 
 
 class EngineProcess:
@@ -192,7 +193,9 @@ class EngineProcess:
         start = msgspec.json.encode(wire.Start(self.config, address, self._turns))
         command = [sys.executable, "-m", "vlm_engine.process", str(os.getpid())]
         # why: a session of its own keeps the terminal's Ctrl-C with the parent
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, start_new_session=True, env=_environment()
+        )
         assert self._process.stdin is not None
         with self._process.stdin as stdin:
             stdin.write(start)
@@ -285,3 +288,13 @@ def _give_way() -> None:
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PREPROCESS_NICENESS)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment for the engine's, with short spins unless the operator chose otherwise.
+
+    why: a thread that waits for another spins up to some milliseconds by default, on the very core that the
+    other one may need; after a fifth of a millisecond it sleeps instead.
+    """
+    chosen = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
+    return {**os.environ, **({} if chosen else {"GOMP_SPINCOUNT": SPINS})}

@@ -27,6 +27,7 @@ from vlm_engine.native.ops import (
     attend_windows,
     split_heads,
 )
+from vlm_engine.native.tuning import tune_threads
 
 try:
     load_library()
@@ -79,6 +80,28 @@ def test_linear_takes_any_shape_and_layers_side_by_side() -> None:
     outputs = [linear(x.double(), each.weight.double()) for each in (first, second)]
     outputs[0] += first.bias
     assert_close(NativeLinear(first, second)(x), torch.cat(outputs, dim=-1))
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 8, 10, 40])
+def test_the_number_of_threads_changes_no_bit(rows: int) -> None:
+    kernels, native, x = load_library(), NativeLinear(make_linear(2000, 64)), torch.randn(rows, 64).to(BF16)
+    threads, results = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(3)
+        for count in (1, 2, 3, 0):
+            kernels.vlm_set_threads(min(rows, kernels.vlm_tile_rows()), count)
+            results.append(native(x))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+@needs_kernels
+def test_threads_are_chosen_for_every_number_of_rows() -> None:
+    chosen = tune_threads(NativeLinear(make_linear(512, 64)))
+    assert list(chosen) == [1, 2, 4, 8]
+    assert all(1 <= count <= torch.get_num_threads() for count in chosen.values())
 
 
 @needs_kernels

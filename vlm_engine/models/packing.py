@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from vlm_engine.native.ops import NativeGate, NativeLinear, NativeRMSNorm, can_pack
+from vlm_engine.native.tuning import tune_threads
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,9 @@ def pack_linears(module: Any, *, use_kernels: bool = False) -> int:
 def pack_head(head: nn.Linear, *, use_kernels: bool = False) -> Callable[[Tensor], Tensor]:
     """From hidden states to float32 logits, packed where `pack_linears` would pack the layer."""
     if use_kernels and can_pack(head):
-        return NativeLinear(head).wide
+        native = NativeLinear(head)
+        tune_threads(native)
+        return native.wide
     wrapped = nn.Sequential(head)
     pack_linears(wrapped)
     return lambda hidden: wrapped(hidden).float()

@@ -1,8 +1,6 @@
 // Attention over keys and values packed in panels, so that both its products are the same tile as a linear layer's.
 #pragma once
 
-#include <omp.h>
-
 #include "simd.h"
 
 namespace vlm {

@@ -127,16 +127,23 @@ inline std::vector<Task> attention_tasks(const Geometry& g, const Span* spans, i
     return tasks;
 }
 
+inline int attention_team(const Geometry& g, const Span* spans, index_t num_spans) {
+    double flops = 0;
+    for (index_t s = 0; s < num_spans; ++s)
+        flops += 4.0 * g.query_width() * spans[s].num_queries * spans[s].num_context;
+    return Threads::of_work(flops);
+}
+
 // One layer over `hidden` [rows, hidden], in place.
 inline void run_layer(const Geometry& g, const Layer& layer, bf16* hidden, index_t rows, const float* cos,
                       const float* sin, const std::int64_t* write_slots, const Span* spans,
-                      const std::vector<Task>& tasks, bf16* normed, bf16* wide, bf16* attended) {
+                      const std::vector<Task>& tasks, int team, bf16* normed, bf16* wide, bf16* attended) {
     rms_norm(hidden, layer.norm1, normed, rows, g.hidden, g.epsilon);
     linear({layer.qkv, normed, g.hidden, nullptr, wide, nullptr, g.qkv_width()}, rows);
 #pragma omp parallel for schedule(static) if (rows > 16)
     for (index_t row = 0; row < rows; ++row)
         place_row(g, layer, wide + row * g.qkv_width(), cos + row * g.head_dim, sin + row * g.head_dim, write_slots[row]);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(team) if (team > 1)
     for (std::size_t t = 0; t < tasks.size(); ++t)
         attend_span(g, layer, spans[tasks[t].span], tasks[t].kv_head, tasks[t].first, tasks[t].last, wide, attended);
     linear({layer.output, attended, g.query_width(), hidden, hidden, nullptr, g.hidden}, rows);

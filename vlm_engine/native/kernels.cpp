@@ -5,6 +5,10 @@ using namespace vlm;
 
 extern "C" {
 
+// Threads for linear layers of `rows` rows, 0 for all; rows up to vlm_tile_rows().
+void vlm_set_threads(index_t rows, index_t count) { threads.for_rows[rows] = static_cast<int>(count); }
+index_t vlm_tile_rows() { return kTileRows; }
+
 // Elements of a packed layer.
 index_t vlm_packed_size(index_t columns, index_t depth) { return round_up(columns, kColumns) * depth; }
 
@@ -33,8 +37,9 @@ void vlm_decoder(const Geometry* geometry, const Layer* layers, index_t num_laye
     bf16* own_wide = static_cast<bf16*>(wide.get(2 * rows * width));
     bf16* own_attended = static_cast<bf16*>(attended.get(2 * rows * geometry->query_width()));
     const std::vector<Task> tasks = attention_tasks(*geometry, spans, num_spans);
+    const int team = attention_team(*geometry, spans, num_spans);
     for (index_t i = 0; i < num_layers; ++i)
-        run_layer(*geometry, layers[i], hidden, rows, cos, sin, write_slots, spans, tasks, own_normed, own_wide,
+        run_layer(*geometry, layers[i], hidden, rows, cos, sin, write_slots, spans, tasks, team, own_normed, own_wide,
                   own_attended);
 }
 

@@ -1,7 +1,6 @@
 // Linear layers over weights packed in panels.
 #pragma once
 
-#include <omp.h>
 #include <sys/mman.h>
 
 #include "simd.h"
@@ -80,9 +79,10 @@ struct LinearCall {
 // that one that the machine holds up does not hold up the others.
 inline void linear(const LinearCall& call, index_t rows) {
     const index_t num_panels = (call.layer.columns + kColumns - 1) / kColumns;
-    const index_t group = std::clamp<index_t>(num_panels / (8 * omp_get_max_threads()), 1, 64);
+    const int team = threads.of_rows(rows);
+    const index_t group = std::clamp<index_t>(num_panels / (8 * team), 1, 64);
     const index_t high = even_rows(rows);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) num_threads(team) if (team > 1)
     for (index_t first = 0; first < num_panels; first += group) {
         const index_t last = std::min(num_panels, first + group);
         for (index_t row = 0; row < rows; row += high)

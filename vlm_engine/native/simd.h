@@ -2,6 +2,7 @@
 #pragma once
 
 #include <immintrin.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -97,6 +98,21 @@ inline index_t even_rows(index_t rows) {
     const index_t tiles = (rows + kTileRows - 1) / kTileRows;
     return tiles ? (rows + tiles - 1) / tiles : 0;
 }
+
+// Threads for linear layers of so many rows. Few rows are as fast as memory gives weights, and often one core can ask
+// for all that memory gives: then a second one only makes the step wait for whoever the machine holds up.
+struct Threads {
+    int for_rows[kTileRows + 1] = {};  // 0: all
+
+    int of_rows(index_t rows) const {
+        const int own = rows <= kTileRows ? for_rows[rows] : 0;
+        return own ? std::min(own, omp_get_max_threads()) : omp_get_max_threads();
+    }
+    // For work that memory does not hold up; a team is worth its start from some tens of microseconds on.
+    static int of_work(double flops) { return flops < 1e7 ? 1 : omp_get_max_threads(); }
+};
+
+inline Threads threads;
 
 // Memory of a thread that is kept between calls and only grows, aligned to a cache line.
 class Scratch {
