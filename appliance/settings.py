@@ -111,8 +111,8 @@ class Settings(BaseSettings):
         extra="forbid", frozen=True, env_prefix="APPLIANCE_", env_nested_delimiter="__"
     )
 
-    engine: Annotated[EngineConfig, _with_defaults(model=BUNDLED_VLM, device="auto")] = EngineConfig(
-        model=BUNDLED_VLM, device="auto"
+    engine: Annotated[EngineConfig, _with_defaults(model=BUNDLED_VLM, device="auto", cost_cache="auto")] = (
+        EngineConfig(model=BUNDLED_VLM, device="auto", cost_cache="auto")
     )
     detector: Annotated[
         DetectorSettings,

@@ -10,6 +10,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
+os.environ.setdefault("APPLIANCE_ENGINE__COST_CACHE", "off")
 
 # why: a busy machine is slow, not wrong.
 hypothesis.settings.register_profile("appliance", deadline=None)

@@ -58,6 +58,8 @@ class EngineConfig:
         enable_prefix_caching: Reuse the KV blocks of equal prompt starts.
         cpu_kernels: ``native`` runs bfloat16 on the CPU with the engine's own kernels, built by ``g++``
             on first use; ``auto`` does so where they can be had, ``torch`` never.
+        cost_cache: Where it is kept what steps take, so that the next start need not measure it:
+            ``auto`` for the user's cache (``XDG_CACHE_HOME``), ``off``, or a folder.
 
     Raises:
         ValueError: A number is out of its range; the message names the field.
@@ -82,6 +84,7 @@ class EngineConfig:
     num_threads: int | None = None
     enable_prefix_caching: bool = True
     cpu_kernels: CpuKernels = "auto"
+    cost_cache: str = "off"
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_num_seqs", "max_num_batched_tokens", "encoder_cache_tokens")

@@ -5,8 +5,9 @@ Linear models whose weights are learned online by recursive least squares with d
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from operator import mul
 
 FORGETTING = 0.995
@@ -14,6 +15,9 @@ OUTLIER = 3.0
 MANY_OUTLIERS = 3
 SWEEPS = 8
 RIDGE = 1e-9
+LEAST_WEIGHT_MS = 0.1
+KEPT_ERRORS = 33
+RESTORED_TRUST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +102,43 @@ class SliceWork:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LinearState:
+    """What a `LinearModel` has learned: its weights, and some of its errors from the least to the largest.
+
+    Raises:
+        ValueError: A number cannot be.
+    """
+
+    weights: tuple[float, ...]
+    errors_ms: tuple[float, ...] = ()
+    relative_errors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(isfinite(value) for value in (*self.weights, *self.errors_ms, *self.relative_errors)):
+            raise ValueError("not a finite number")
+        if min((*self.weights, *self.relative_errors), default=0.0) < 0.0:
+            raise ValueError("a negative weight or error")
+
+
 class LinearModel:
     """Non-negative linear prediction in milliseconds, learned online.
 
     Args:
         weights: Where learning starts, one a feature.
-        trust: How much the start is worth, in measured steps; less learns faster at first.
+        trust: How much the start is worth, in steps that consist of one feature alone; less learns
+            faster at first.
     """
 
     def __init__(self, weights: Sequence[float], *, trust: float = 0.01) -> None:
-        size = len(weights)
         self.weights = list(weights)
         self.num_learned = 0
         self._free = list(weights)
         self._num_far_above = 0
-        self._information = [[trust * (i == j) for j in range(size)] for i in range(size)]
+        self._information = [
+            [trust / max(weight, LEAST_WEIGHT_MS) ** 2 * (i == j) for j in range(len(weights))]
+            for i, weight in enumerate(weights)
+        ]
         self._errors: deque[float] = deque(maxlen=256)
         self._relative: deque[float] = deque(maxlen=256)
 
@@ -131,6 +157,20 @@ class LinearModel:
     def relative_error(self) -> float:
         """Median of ``|measured - predicted| / measured`` over the last 256 steps."""
         return sorted(self._relative)[len(self._relative) // 2] if self._relative else 0.0
+
+    def state(self) -> "LinearState":
+        """What was learned, to go on with after a restart."""
+        return LinearState(
+            tuple(self.weights), _spread(self._errors, KEPT_ERRORS), _spread(self._relative, KEPT_ERRORS)
+        )
+
+    @classmethod
+    def restored(cls, state: "LinearState") -> "LinearModel":
+        """The model of a `state`, which soon gives way to what is measured."""
+        model = cls(state.weights, trust=RESTORED_TRUST)
+        model._errors.extend(state.errors_ms)
+        model._relative.extend(state.relative_errors)
+        return model
 
     def learn(self, features: Sequence[float], measured_ms: float) -> None:
         """Book a measured step and move the weights towards it.
@@ -171,6 +211,13 @@ class LinearModel:
         step = _solve(self._information, x)
         self._free = [weight + error * s for weight, s in zip(self._free, step, strict=True)]
         self.weights = _nonnegative(self._information, self._free, self.weights)
+
+
+def _spread(values: Iterable[float], number: int) -> tuple[float, ...]:
+    """At most `number` of the values, evenly from the least to the largest."""
+    ranked = sorted(values)
+    last, steps = len(ranked) - 1, number - 1
+    return tuple(ranked) if last < number else tuple(ranked[i * last // steps] for i in range(number))
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -224,8 +271,8 @@ class CostModel:
         step: Sequence[float] = (10.0, 40.0, 4.0, 4.0, 10.0),
         encoder: Sequence[float] = (0.5, 10.0, 10.0, 30.0, 10.0),
     ) -> None:
-        self.step = LinearModel(step)
-        self.encoder = LinearModel(encoder)
+        self._start = tuple(step), tuple(encoder)
+        self.reset()
 
     def step_ms(self, work: StepWork) -> float:
         """Predicted milliseconds of a forward pass."""
@@ -243,7 +290,12 @@ class CostModel:
         """Learn from encoder slices that were measured alone."""
         self.encoder.learn(work.features(), measured_ms)
 
+    def reset(self, step: LinearModel | None = None, encoder: LinearModel | None = None) -> None:
+        """Start anew, from what an earlier engine learned or (None) from the beginning."""
+        self.step = step or LinearModel(self._start[0])
+        self.encoder = encoder or LinearModel(self._start[1])
+
     @property
     def residual_ms(self) -> float:
         """What a plan keeps free because predictions err."""
-        return self.step.residual_ms + (self.encoder.residual_ms if self.encoder.num_learned else 0.0)
+        return self.step.residual_ms + self.encoder.residual_ms

@@ -6,12 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
-from PIL import Image
 
 from vlm_engine.answers import Answers, AnswerText
 from vlm_engine.block_pool import BlockPool
 from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
+from vlm_engine.calibration import (
+    CALIBRATION_S,
+    NEAR,
+    VariedBudget,
+    cost_cache,
+    full_requests,
+    short_requests,
+)
 from vlm_engine.config import EngineConfig
+from vlm_engine.cost_cache import CostCache
 from vlm_engine.cost_model import CostModel
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.errors import RequestError
@@ -19,9 +27,8 @@ from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
 from vlm_engine.plan import StepPlan
-from vlm_engine.request import FinishReason, GenerationRequest, Message, TokenEvent
+from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner, StepResult
-from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
 from vlm_engine.token_bytes import TokenBytes
@@ -29,6 +36,9 @@ from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
 
 log = logging.getLogger(__name__)
+
+WORTH_KEEPING = 500
+"""Steps after which what was learned online is better than what was measured at the start."""
 
 NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
 
@@ -80,6 +90,7 @@ class Engine:
         self.num_steps = 0
         self._lend: Callable[[Turn], None] | None = None
         self._clock = clock
+        self._cost_cache: CostCache | None = None
         self._sequences: dict[str, Sequence] = {}
         self._answers: dict[str, Answers] = {}
         self._texts: dict[str, AnswerText] = {}
@@ -221,26 +232,52 @@ class Engine:
     def warm_up(self) -> None:
         """Run a few made-up requests, so that the first real one meets warm kernels and known costs.
 
-        Takes about as long as one picture of 720p and a hundred tokens; leaves nothing behind but what the
-        cost model learned.
+        Takes less than a second of a fast machine where the costs are known from an earlier start, and else
+        at most some seconds (`CALIBRATION_S`); leaves nothing behind but what the cost model learned.
         """
-        # why: a camera's size, since what attention over many patches costs cannot be told from few
-        grey = Image.new("RGB", (1280, 720), (128, 128, 128))
-        picture: Message = {"role": "user", "content": [{"type": "image", "image": grey}]}
-        texts: list[Message] = [{"role": "user", "content": "a b c d " * length} for length in (1, 16, 64)]
-        sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-        for index, message in enumerate([picture, *texts]):
-            request = GenerationRequest(f"warm-up-{index}", [message], sampling)
+        self._rehearse(short_requests())
+        self.cost_model.reset()
+        cache = self._cost_cache = cost_cache(self.config, self.model.spec)
+        if cache.load_into(self.cost_model):
+            ratio = self._rehearse(short_requests())
+            if 1 / NEAR < ratio < NEAR:
+                return
+            log.warning("steps take %.1f times what %s says: measured anew", ratio, cache.path)
+            self.cost_model.reset()
+        self._rehearse(full_requests())
+        cache.store(self.cost_model)
+
+    def keep_costs(self) -> None:
+        """Store what the cost model has learned since `warm_up`, for the next start."""
+        if self._cost_cache is not None and self.num_steps >= WORTH_KEEPING:
+            self._cost_cache.store(self.cost_model)
+
+    def _rehearse(self, requests: Iterable[GenerationRequest]) -> float:
+        """Run requests in steps of many shapes; returns how many times longer than predicted steps took."""
+        ends_s = time.monotonic() + CALIBRATION_S
+        budget, self.scheduler.budget = (
+            self.scheduler.budget,
+            VariedBudget(self.config.max_num_batched_tokens),
+        )
+        for request in requests:
             try:
                 self.add(request)
             except RequestError as error:
-                log.info("warm-up %d does not fit this model: %s", index, error)
-        while self.has_work:
+                log.info("%s does not fit this model: %s", request.request_id, error)
+        while self.has_work and time.monotonic() < ends_s:
             self.step()
+        for request_id in list(self._sequences):
+            self.abort(request_id)
+        works = self.metrics.steps, self.metrics.slices
+        self.scheduler.budget = budget
+        self._forget_rehearsal()
+        predicted_ms = sum(work.total_predicted_ms for work in works)
+        return sum(work.total_ms for work in works) / max(predicted_ms, 1e-6)
+
+    def _forget_rehearsal(self) -> None:
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
         self.scheduler.preemptions.clear()
-        self.scheduler.budget.counts.clear()
         self.metrics = EngineMetrics()
         self.num_steps = self.runner.num_encoded = 0
 

@@ -115,7 +115,10 @@ def main() -> None:
     except EngineError as error:
         socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
     else:
-        EngineServer(engine, socket, gate).run()
+        try:
+            EngineServer(engine, socket, gate).run()
+        finally:
+            engine.keep_costs()
     finally:
         context.destroy(linger=1000)
 

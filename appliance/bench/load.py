@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from appliance.bench.exposition import Growth
 from appliance.bench.plan import LoadPlan
 from appliance.bench.target import Exchange, Target
 from appliance.bench.traffic import chat_body, encoded, frame_body, num_frames_to_make
@@ -25,6 +26,7 @@ class Recording:
     chats: list[Exchange] = field(default_factory=list)
     frames: list[Exchange] = field(default_factory=list)
     num_pictures: int = 0
+    growth: Growth | None = None
 
 
 async def run_load(target: Target, plan: LoadPlan, model: str) -> Recording:
@@ -60,7 +62,11 @@ class Load:
         frames = [asyncio.create_task(self._frames_in_turn()) for _ in range(plan.frame_concurrency)]
         if plan.frame_rate:
             frames.append(asyncio.create_task(self._frames_on_time(start)))
+        await _until(recording.begin, [*chats, *frames])
+        before = await self._target.exposition()
         await _until(recording.end, [*chats, *frames])
+        after = await self._target.exposition()
+        recording.growth = Growth(before, after) if before and after else None
         await _cancel(chats)
         await _until(recording.end + DRAIN_S, frames)
         await _cancel(frames)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from appliance.bench.exposition import server_report
 from appliance.bench.load import Recording
 from appliance.bench.target import Exchange
 
@@ -60,8 +61,9 @@ def ttfts_ms(exchanges: Sequence[Exchange], begin: float, end: float) -> list[fl
 
 
 def measurements(recording: Recording) -> dict[str, Any]:
-    """`chat`, `frames` and `errors` of a run."""
+    """`chat`, `frames` and `errors` of a run, and what the `server` says of it (None: nothing)."""
     return {
+        "server": server_report(recording.growth) if recording.growth else None,
         "chat": _chat(recording),
         "frames": _frames(recording),
         "errors": _errors([*recording.chats, *recording.frames]),

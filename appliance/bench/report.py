@@ -36,7 +36,7 @@ _COMPARED = (
 
 def latency_text(result: Mapping[str, Any]) -> str:
     """A result of `bench latency` for people."""
-    return "\n".join([_about(result), "", *_times(result), "", *_counts(result)])
+    return "\n".join([_about(result), "", *_times(result), "", *_counts(result), *_predictions(result)])
 
 
 def compare_text(names: Sequence[str], results: Sequence[Mapping[str, Any]]) -> str:
@@ -141,6 +141,18 @@ def _counts(result: Mapping[str, Any]) -> list[str]:
             lines.append(f"frames: {frames['num_repeated']} were sent before, and may have come from a cache")
     lines.append(f"errors: {errors['num'] or 'none'}")
     return lines + [f"  {number} x {message}" for message, number in errors["messages"].items()]
+
+
+def _predictions(result: Mapping[str, Any]) -> list[str]:
+    """How well the server knows its own steps, where it tells that."""
+    lines = []
+    for work, told in ((result.get("server") or {}).get("cost_model") or {}).items():
+        error, measured, predicted = (told[key] for key in ("relative_error", "measured_s", "predicted_s"))
+        lines.append(
+            f"cost model, {work}: median error {100 * error:.1f} %, "
+            f"{predicted:.1f} s predicted for {measured:.1f} s measured"
+        )
+    return lines
 
 
 def _with_ratios(values: Sequence[float | None]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from appliance.bench.errors import BenchError
+from appliance.bench.exposition import Exposition
 
 REQUEST_TIMEOUT_S = 300.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -112,6 +113,14 @@ class Target:
             raise BenchError(f"{self.shown_url} does not answer a {what}: {exchange.error}")
         if not exchange.num_tokens:
             raise BenchError(f"{self.shown_url} answers a {what} without a token: is it a chat model?")
+
+    async def exposition(self) -> Exposition | None:
+        """The server's `/metrics` as they are now; None when it has none that are known here."""
+        try:
+            response = await self._http.get("/metrics", timeout=_CONNECT_TIMEOUT_S)
+        except httpx.HTTPError:
+            return None
+        return Exposition.parse(response.text) if response.is_success else None
 
     @asynccontextmanager
     async def _stream(self, body: bytes) -> AsyncIterator[httpx.Response]:

@@ -1,0 +1,160 @@
+"""The first steps of an engine, made up to learn what steps cost before anybody waits for one."""
+
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import asdict
+from hashlib import sha256
+from itertools import cycle
+from pathlib import Path
+
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoConfig
+
+from vlm_engine.config import EngineConfig
+from vlm_engine.cost_cache import CostCache, Identity, cache_folder
+from vlm_engine.models.base import ModelSpec
+from vlm_engine.request import GenerationRequest, Message
+from vlm_engine.sampling_params import SamplingParams
+from vlm_engine.sequence import Placeholder, Sequence
+
+CALIBRATION_S = 4.0
+"""How long made-up requests may run on a first start; what is not measured by then is learned later."""
+
+NEAR = 3.0
+"""Steps that take so many times longer, or shorter, than the stored costs say were measured elsewhere."""
+
+_CHUNKS = (16, 256, 64, 128, 32, 512)
+_SLICES = (1, 3, 2, 6, 4, 12)
+# Settings that change what runs when, not how long it takes.
+_WITHOUT_COST = frozenset(
+    {
+        "background_share",
+        "chat_itl_ms",
+        "chat_kv_reserve",
+        "chat_ttft_ms",
+        "cost_cache",
+        "device",
+        "dtype",
+        "enable_prefix_caching",
+        "encoder_cache_tokens",
+        "kv_cache_memory",
+        "kv_cache_tokens",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "model",
+        "num_threads",
+        "scheduler",
+    }
+)
+
+
+class VariedBudget:
+    """Steps of many shapes, whatever they take; a `StepBudget` for calibration.
+
+    why: costs are told apart only by steps that differ; a fast device would encode a picture in one step.
+    """
+
+    def __init__(self, max_num_batched_tokens: int) -> None:
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.counts: Counter[str] = Counter()
+        self._chunks, self._slices = cycle(_CHUNKS), cycle(_SLICES)
+        self._num_tokens = self._num_slices = 0
+
+    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
+        """See `StepBudget`."""
+        self._num_tokens = min(next(self._chunks), self.max_num_batched_tokens)
+        self._num_slices = next(self._slices)
+
+    def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
+        """See `StepBudget`."""
+        return 1 if sequence.is_decoding else min(num_wanted, self._num_tokens)
+
+    def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
+        """See `StepBudget`."""
+        return min(self._num_slices, len(image.slices) - num_done)
+
+    def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        """See `StepBudget`."""
+        self._num_tokens = max(0, self._num_tokens - num_tokens)
+
+    def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
+        """See `StepBudget`."""
+        self._num_slices -= last - first
+
+
+def full_requests() -> Iterator[GenerationRequest]:
+    """Texts of several lengths, then a picture of a camera's size.
+
+    why: what attention over many patches and long contexts costs cannot be told from few.
+    """
+    yield from (_request(index, _text(length)) for index, length in enumerate((1, 16, 64, 2, 160)))
+    yield _request(5, _picture((1280, 720)))
+    yield _request(6, _picture((448, 256)))
+
+
+def short_requests() -> Iterator[GenerationRequest]:
+    """A small picture and two texts: enough to warm the kernels up and to see whether stored costs fit."""
+    yield _request(0, _picture((448, 256)))
+    yield from (_request(index, _text(length)) for index, length in ((1, 4), (2, 32)))
+
+
+def cost_cache(config: EngineConfig, spec: ModelSpec) -> CostCache:
+    """The cache of what steps of a loaded model cost here."""
+    return CostCache(cache_folder(config.cost_cache), _identity(config, spec))
+
+
+def _request(index: int, message: Message) -> GenerationRequest:
+    sampling = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
+    return GenerationRequest(f"warm-up-{index}", [message], sampling)
+
+
+def _text(length: int) -> Message:
+    return {"role": "user", "content": "a b c d " * length}
+
+
+def _picture(size: tuple[int, int]) -> Message:
+    grey = Image.new("RGB", size, (128, 128, 128))
+    return {"role": "user", "content": [{"type": "image", "image": grey}]}
+
+
+def _identity(config: EngineConfig, spec: ModelSpec) -> Identity:
+    """What decides the costs: model, device, threads, versions, and every setting not known to be harmless.
+
+    why: of the checkpoint only its configuration counts: shapes take time, values do not.
+    """
+    settings = {name: value for name, value in asdict(config).items() if name not in _WITHOUT_COST}
+    return {
+        **settings,
+        "config": _config_digest(config.model),
+        "dtype": str(spec.dtype),
+        "device": _device_name(spec.device),
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _config_digest(model: str) -> str:
+    config = AutoConfig.from_pretrained(model)
+    config.name_or_path = ""
+    return sha256(config.to_json_string(use_diff=False).encode()).hexdigest()[:20]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
