@@ -23,6 +23,7 @@ from vlm_engine.gate_client import GateClient
 from vlm_engine.metrics import ClassStats, EngineStats
 from vlm_engine.request import GenerationRequest, Timings, TokenEvent, Usage
 from vlm_engine.sampling_params import SamplingParams
+from vlm_engine.trace import StepTimes, StepTrace, TracePart
 from vlm_engine.turn import TurnStats
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ __all__ = [
     "PromptTooLong",
     "RequestError",
     "SamplingParams",
+    "StepTimes",
+    "StepTrace",
     "Timings",
     "TokenEvent",
+    "TracePart",
     "TurnConfig",
     "TurnStats",
     "UnsupportedModel",

@@ -1,6 +1,7 @@
 """The engine for servers: its loop runs in a thread, callers iterate over events."""
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.streams import Streams
+from vlm_engine.trace import StepTrace
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +129,17 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """The books as they are now."""
         return self.engine.stats()
+
+    async def trace(self, first: int = 0) -> list[StepTrace] | None:
+        """Some recorded steps from number `first` on, the oldest ones first; None when none are recorded.
+
+        Raises:
+            EngineStopped: The engine is closed or its loop died.
+        """
+        self._check_open()
+        answer: concurrent.futures.Future[list[StepTrace] | None] = concurrent.futures.Future()
+        self._call(lambda engine: answer.set_result(engine.trace(first)))
+        return await asyncio.wrap_future(answer)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, float]:
         return await asyncio.get_running_loop().run_in_executor(self._workers, self.engine.prepare, request)

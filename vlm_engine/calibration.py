@@ -1,5 +1,6 @@
 """The first steps of an engine, made up to learn what steps cost before anybody waits for one."""
 
+import math
 import platform
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from transformers import AutoConfig
 
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_cache import CostCache, Identity, cache_folder
+from vlm_engine.cost_model import StepWork
 from vlm_engine.models.base import ModelSpec
 from vlm_engine.request import GenerationRequest, Message
 from vlm_engine.sampling_params import SamplingParams
@@ -27,12 +29,16 @@ CALIBRATION_S = 4.0
 NEAR = 3.0
 """Steps that take so many times longer, or shorter, than the stored costs say were measured elsewhere."""
 
+DECODES = StepWork(num_tokens=2, num_samples=2, num_context=200)
+"""A step by which stored costs are compared with measured ones."""
+
 _CHUNKS = (16, 256, 64, 128, 32, 512)
 _SLICES = (1, 3, 2, 6, 4, 12)
 # Settings that change what runs when, not how long it takes.
 _WITHOUT_COST = frozenset(
     {
         "background_share",
+        "background_ttft_ms",
         "chat_itl_ms",
         "chat_kv_reserve",
         "chat_ttft_ms",
@@ -49,6 +55,7 @@ _WITHOUT_COST = frozenset(
         "model",
         "num_threads",
         "scheduler",
+        "trace_steps",
     }
 )
 
@@ -65,7 +72,13 @@ class VariedBudget:
         self._chunks, self._slices = cycle(_CHUNKS), cycle(_SLICES)
         self._num_tokens = self._num_slices = 0
 
-    def begin(self, running: Items[Sequence], waiting: Items[Sequence], now: float) -> None:
+    def begin(
+        self,
+        running: Items[Sequence],
+        waiting: Items[Sequence],
+        now: float,
+        longest_ms: float = math.inf,
+    ) -> None:
         """See `StepBudget`."""
         self._num_tokens = min(next(self._chunks), self.max_num_batched_tokens)
         self._num_slices = next(self._slices)
@@ -78,6 +91,10 @@ class VariedBudget:
         """See `StepBudget`."""
         return min(self._num_slices, len(image.slices) - num_done)
 
+    def fit_turn(self, costs_ms: Items[float]) -> int:
+        """See `StepBudget`."""
+        return 0
+
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
         self._num_tokens = max(0, self._num_tokens - num_tokens)
@@ -85,6 +102,9 @@ class VariedBudget:
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """See `StepBudget`."""
         self._num_slices -= last - first
+
+    def spend_turn(self, cost_ms: float) -> None:
+        """See `StepBudget`."""
 
 
 def full_requests() -> Iterator[GenerationRequest]:
@@ -132,6 +152,7 @@ def _identity(config: EngineConfig, spec: ModelSpec) -> Identity:
         **settings,
         "config": _config_digest(config.model),
         "dtype": str(spec.dtype),
+        "use_kernels": spec.use_kernels,
         "device": _device_name(spec.device),
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -27,12 +27,14 @@ from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PromptPreparer, load_prompts
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.streams import Streams
+from vlm_engine.trace import StepTrace
 
 log = logging.getLogger(__name__)
 
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
 STOP_TIMEOUT_S = 5.0
+TRACE_TIMEOUT_S = 10.0
 PREPROCESS_NICENESS = 10
 SPINS = "20000"
 
@@ -75,6 +77,7 @@ class EngineProcess:
         self._supervisor: asyncio.Task[None] | None = None
         self._reason: str | None = "the engine is not started"
         self._last_sign_s = time.monotonic()
+        self._traces: dict[int, asyncio.Future[list[StepTrace] | None]] = {}
 
     async def start(self) -> None:
         """Start the process and wait until its model is loaded.
@@ -162,6 +165,23 @@ class EngineProcess:
         if self._stats is None:
             raise EngineStopped("the engine is not started")
         return self._stats if self._earlier is None else self._stats.after(self._earlier)
+
+    async def trace(self, first: int = 0) -> list[StepTrace] | None:
+        """Some recorded steps from number `first` on, the oldest ones first; None when none are recorded.
+
+        Raises:
+            EngineStopped: The engine does not answer.
+        """
+        self._check_open()
+        answer = self._traces.get(first)
+        if answer is None:
+            answer = self._traces[first] = asyncio.get_running_loop().create_future()
+            await self._send([wire.encode(wire.TraceWanted(first))])
+        done, _ = await asyncio.wait([answer], timeout=TRACE_TIMEOUT_S)
+        if not done:
+            self._traces.pop(first, None)
+            raise EngineStopped("the engine does not tell its steps")
+        return answer.result()
 
     def _prepare(self, request: GenerationRequest) -> list[Any]:
         started = time.perf_counter()
@@ -263,6 +283,8 @@ class EngineProcess:
             self._streams.deliver(message.events)
         elif isinstance(message, wire.Heartbeat):
             self._stats = message.stats
+        elif isinstance(message, wire.Trace) and (answer := self._traces.pop(message.first, None)):
+            answer.set_result(message.steps)
 
     async def _end_process(self) -> None:
         """End the process by pid, gently first; returns when it is gone."""

@@ -15,6 +15,8 @@ class TurnConfig:
     Args:
         address: Path of the Unix socket on which they ask for turns; the engine makes it.
         min_per_s: Batches a second that each of them gets under any chat load.
+        trace_steps: How many of the newest steps are kept in detail, to be looked at by
+            `appliance bench trace`; 0 keeps none.
 
     Raises:
         ValueError: A number is out of its range; the message names the field.
@@ -85,14 +87,10 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     cpu_kernels: CpuKernels = "auto"
     cost_cache: str = "off"
+    trace_steps: int = 0
 
     def __post_init__(self) -> None:
-        positive = ("block_size", "max_num_seqs", "max_num_batched_tokens", "encoder_cache_tokens")
-        optional = ("max_model_len", "kv_cache_tokens", "num_threads")
-        for name in (*positive, *optional):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: must be at least 1, not {value}")
+        self._check_counts()
         for name in ("chat_itl_ms", "chat_ttft_ms", "background_ttft_ms"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: must be above 0 milliseconds, not {getattr(self, name)}")
@@ -105,3 +103,13 @@ class EngineConfig:
         for name, choices in ((name, get_args(kind)) for name, kind in kinds):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(self, name)}")
+
+    def _check_counts(self) -> None:
+        positive = ("block_size", "max_num_seqs", "max_num_batched_tokens", "encoder_cache_tokens")
+        optional = ("max_model_len", "kv_cache_tokens", "num_threads")
+        for name in (*positive, *optional):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1, not {value}")
+        if self.trace_steps < 0:
+            raise ValueError(f"trace_steps: must be 0 or more, not {self.trace_steps}")

@@ -12,6 +12,7 @@ from vlm_engine.block_pool import BlockPool
 from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
 from vlm_engine.calibration import (
     CALIBRATION_S,
+    DECODES,
     NEAR,
     VariedBudget,
     cost_cache,
@@ -32,6 +33,7 @@ from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
 from vlm_engine.token_bytes import TokenBytes
+from vlm_engine.trace import StepTimes, StepTrace, Tracer
 from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
 
@@ -88,6 +90,7 @@ class Engine:
             min(longest, pool.num_tokens), config.encoder_cache_tokens, spec.vocab_size
         )
         self.num_steps = 0
+        self.tracer = Tracer(config.trace_steps, self.cost_model) if config.trace_steps else None
         self._lend: Callable[[Turn], None] | None = None
         self._clock = clock
         self._cost_cache: CostCache | None = None
@@ -181,11 +184,16 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Compute one step and return what happened, in the order of importance."""
-        plan = self.scheduler.plan(self._clock())
+        start_s = self._clock()
+        plan = self.scheduler.plan(start_s)
+        planned_s = self._clock()
         events = [self._end(sequence, "expired") for sequence in plan.expired]
         if plan.turn is not None and self._lend is not None:
             self._lend(plan.turn)
+        lent_s = self._clock()
         if plan.is_empty:
+            if plan.turn is not None:
+                self._trace(plan, StepTimes(start_s, planned_s, lent_s, lent_s))
             self.runner.forget_images(plan.evicted)
             return events
         self.num_steps += 1
@@ -195,6 +203,8 @@ class Engine:
             log.exception("a step with %d sequences failed", len(plan.chunks))
             return events + self._fail(plan, error)
         self._learn(plan, result)
+        end_s = self._clock()
+        self._trace(plan, StepTimes(start_s, planned_s, lent_s, end_s, result.encode_ms, result.forward_ms))
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         broken = [sequence for sequence in sampled if sequence.request_id in result.broken]
         events += self._give_up(broken, NOT_FINITE)
@@ -239,7 +249,9 @@ class Engine:
         self.cost_model.reset()
         cache = self._cost_cache = cost_cache(self.config, self.model.spec)
         if cache.load_into(self.cost_model):
-            ratio = self._rehearse(short_requests())
+            stored_ms = self.cost_model.step_ms(DECODES)
+            self._rehearse(short_requests())
+            ratio = self.cost_model.step_ms(DECODES) / max(stored_ms, 1e-6)
             if 1 / NEAR < ratio < NEAR:
                 return
             log.warning("steps take %.1f times what %s says: measured anew", ratio, cache.path)
@@ -252,8 +264,8 @@ class Engine:
         if self._cost_cache is not None and self.num_steps >= WORTH_KEEPING:
             self._cost_cache.store(self.cost_model)
 
-    def _rehearse(self, requests: Iterable[GenerationRequest]) -> float:
-        """Run requests in steps of many shapes; returns how many times longer than predicted steps took."""
+    def _rehearse(self, requests: Iterable[GenerationRequest]) -> None:
+        """Run requests in steps of many shapes, as far as the time for it goes."""
         ends_s = time.monotonic() + CALIBRATION_S
         budget, self.scheduler.budget = (
             self.scheduler.budget,
@@ -268,17 +280,16 @@ class Engine:
             self.step()
         for request_id in list(self._sequences):
             self.abort(request_id)
-        works = self.metrics.steps, self.metrics.slices
         self.scheduler.budget = budget
         self._forget_rehearsal()
-        predicted_ms = sum(work.total_predicted_ms for work in works)
-        return sum(work.total_ms for work in works) / max(predicted_ms, 1e-6)
 
     def _forget_rehearsal(self) -> None:
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
         self.scheduler.preemptions.clear()
         self.metrics = EngineMetrics()
+        if self.tracer is not None:
+            self.tracer = Tracer(self.config.trace_steps, self.cost_model)
         self.num_steps = self.runner.num_encoded = 0
 
     def stats(self) -> EngineStats:
@@ -296,12 +307,16 @@ class Engine:
             self.runner.num_encoded,
             {**scheduler.counts, **budget.counts},
             dict(scheduler.preemptions),
-            budget.allowance_ms if isinstance(budget, TimeBudget) else None,
+            self._allowance_ms,
             self.metrics.steps.snapshot(model.step.relative_error, model.step.residual_ms),
             self.metrics.slices.snapshot(model.encoder.relative_error, model.encoder.residual_ms),
             self.metrics.classes(scheduler.running, scheduler.waiting),
             turns=scheduler.turns.stats() if scheduler.turns else TurnStats(),
         )
+
+    def trace(self, first: int = 0) -> list[StepTrace] | None:
+        """Recorded steps from number `first` on, the oldest ones first; None when none are recorded."""
+        return None if self.tracer is None else self.tracer.since(first)
 
     def check_integrity(self) -> None:
         """Check all books against each other (AssertionError if off)."""
@@ -329,6 +344,20 @@ class Engine:
             slices = plan.slice_work
             self.metrics.slices.add(result.encode_ms, model.slice_ms(slices))
             model.learn_slices(slices, result.encode_ms)
+
+    def _trace(self, plan: StepPlan, times: StepTimes) -> None:
+        """Record the step if asked to; before its sequences are moved on."""
+        if self.tracer is None:
+            return
+        steps, slices = self.metrics.steps, self.metrics.slices
+        predicted_ms = steps.last_predicted_ms if plan.chunks else 0.0
+        predicted_ms += slices.last_predicted_ms if plan.encodes else 0.0
+        self.tracer.add(plan, times, predicted_ms, self._allowance_ms)
+
+    @property
+    def _allowance_ms(self) -> float | None:
+        budget = self.scheduler.budget
+        return budget.allowance_ms if isinstance(budget, TimeBudget) else None
 
     def _advance(self, sequence: Sequence, result: StepResult, now: float) -> TokenEvent:
         """Append a sampled token and tell what text it completes."""

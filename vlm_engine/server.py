@@ -75,6 +75,8 @@ class EngineServer:
             self._submit(message, [frame.buffer for frame in frames[1:]])
         elif isinstance(message, wire.Abort):
             self._engine.abort(message.request_id)
+        elif isinstance(message, wire.TraceWanted):
+            self._send(wire.Trace(message.first, self._engine.trace(message.first)))
         else:
             self._is_closing = True
 

@@ -15,6 +15,7 @@ from vlm_engine.models import ImageInput, PreparedPrompt
 from vlm_engine.request import GenerationRequest, Priority, TokenEvent
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.sequence import Placeholder
+from vlm_engine.trace import StepTrace
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -62,6 +63,12 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class TraceWanted(msgspec.Struct, frozen=True, tag=True):
+    """Tell the steps that were recorded, from `first` on."""
+
+    first: int
+
+
 class Close(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
@@ -87,14 +94,21 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     events: list[TokenEvent]
 
 
+class Trace(msgspec.Struct, frozen=True, tag=True):
+    """Recorded steps from `first` on; None when none are recorded."""
+
+    first: int
+    steps: list[StepTrace] | None
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     """The loop runs; sent at least twice a second unless a step takes longer."""
 
     stats: EngineStats
 
 
-ToServer = Submit | Abort | Close
-ToClient = Ready | Failed | Events | Heartbeat
+ToServer = Submit | Abort | TraceWanted | Close
+ToClient = Ready | Failed | Events | Trace | Heartbeat
 Frames = Sequence[Any]
 _encoder = msgspec.msgpack.Encoder()
 _to_server = msgspec.msgpack.Decoder(ToServer)

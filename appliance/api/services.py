@@ -19,7 +19,7 @@ from appliance.jobs import CameraStatus
 from appliance.metrics import CameraTotals
 from appliance.model_names import shown_model_name
 from queues.types import QueueStatus
-from vlm_engine import EngineStats, EngineStopped, GenerationRequest, TokenEvent
+from vlm_engine import EngineStats, EngineStopped, GenerationRequest, StepTrace, TokenEvent
 
 T = TypeVar("T")
 QueueStatusReader = Callable[[], Awaitable[QueueStatus]]
@@ -43,6 +43,9 @@ class EngineClient(Protocol):
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
         """An asynchronous generator of events; it refuses before the first, closing it aborts the request."""
+
+    async def trace(self, first: int = 0) -> list[StepTrace] | None:
+        """Recorded steps from number `first` on; None when the engine records none."""
 
     def stats(self) -> EngineStats:
         """The engine's books; raises `EngineStopped` when it was not started."""

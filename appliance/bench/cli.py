@@ -179,7 +179,9 @@ def _sweep(
     if png:
         check_can_draw()
         check_writable(png)
-    for result in run_frontier(points, engines, lambda engine: measure_own_engine(engine, plan, _say), _say):
+    for result in run_frontier(
+        points, engines, lambda engine: measure_own_engine(engine, plan, _say).result, _say
+    ):
         write_json(json, result)
     typer.echo(frontier_text(result))
     if png:
@@ -189,7 +191,7 @@ def _sweep(
 def _measure_url(url: str, model: str | None, api_key: str | None, plan: "LoadPlan") -> dict[str, Any]:
     from appliance.bench.latency import Server, measure_server
 
-    return measure_server(Server(url, model, api_key), plan, _say)
+    return measure_server(Server(url, model, api_key), plan, _say).result
 
 
 def _measure_own(
@@ -197,7 +199,7 @@ def _measure_own(
 ) -> dict[str, Any]:
     from appliance.bench.latency import measure_own_engine
 
-    return measure_own_engine(_settings(config, vlm, assignments), plan, _say)
+    return measure_own_engine(_settings(config, vlm, assignments), plan, _say).result
 
 
 def _settings(

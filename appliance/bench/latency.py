@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from appliance.bench.load import run_load
+from appliance.bench.load import Recording, run_load
 from appliance.bench.machine import environment
 from appliance.bench.metrics import measurements
 from appliance.bench.own_engine import own_engine
@@ -30,14 +30,22 @@ class Server:
     api_key: str | None = None
 
 
-def measure_server(server: Server, plan: LoadPlan, say: Say) -> dict[str, Any]:
-    """The result of a run against `server`, ready for JSON; raises `BenchError`."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was measured, ready for JSON, and all that it was made from."""
+
+    result: dict[str, Any]
+    recording: Recording
+
+
+def measure_server(server: Server, plan: LoadPlan, say: Say) -> Run:
+    """A run against `server`; raises `BenchError`."""
     say(f"measuring {plan.warm_up_s + plan.seconds:.0f} s …")
     return asyncio.run(_measure(server, plan, {}))
 
 
-def measure_own_engine(settings: Settings, plan: LoadPlan, say: Say) -> dict[str, Any]:
-    """The result of a run against a fresh engine with `settings`; raises `BenchError`."""
+def measure_own_engine(settings: Settings, plan: LoadPlan, say: Say) -> Run:
+    """A run against a fresh engine with `settings`; raises `BenchError`."""
     say("starting the engine …")
     with own_engine(settings) as engine:
         say(f"it is up after {engine.start_s:.0f} s; measuring {plan.warm_up_s + plan.seconds:.0f} s …")
@@ -45,7 +53,7 @@ def measure_own_engine(settings: Settings, plan: LoadPlan, say: Say) -> dict[str
         return asyncio.run(_measure(Server(engine.url), plan, target))
 
 
-async def _measure(server: Server, plan: LoadPlan, told: dict[str, Any]) -> dict[str, Any]:
+async def _measure(server: Server, plan: LoadPlan, told: dict[str, Any]) -> Run:
     started_at = time.time()
     target = Target(server.url, server.api_key)
     try:
@@ -55,7 +63,7 @@ async def _measure(server: Server, plan: LoadPlan, told: dict[str, Any]) -> dict
     finally:
         await target.close()
     about = {"url": target.shown_url, "model": model, "engine": None, "start_s": None} | told
-    return _head(started_at, plan, about) | where | measurements(recording)
+    return Run(_head(started_at, plan, about) | where | measurements(recording), recording)
 
 
 def _head(started_at: float, plan: LoadPlan, about: dict[str, Any]) -> dict[str, Any]:

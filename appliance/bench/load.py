@@ -10,6 +10,7 @@ from appliance.bench.exposition import Growth
 from appliance.bench.plan import LoadPlan
 from appliance.bench.target import Exchange, Target
 from appliance.bench.traffic import chat_body, encoded, frame_body, num_frames_to_make
+from vlm_engine.trace import StepTrace
 
 DRAIN_S = 60.0
 """How long frames that were sent in time may be answered after the measured seconds."""
@@ -19,7 +20,10 @@ PAUSE_AFTER_ERROR_S = 0.5
 
 @dataclass(slots=True)
 class Recording:
-    """All that happened in a run; `begin` to `end` is what counts, in seconds of `time.perf_counter`."""
+    """All that happened in a run; `begin` to `end` is what counts, in seconds of `time.perf_counter`.
+
+    `growth` is what the server counted meanwhile, `steps` what it recorded; None where it tells neither.
+    """
 
     begin: float = 0.0
     end: float = 0.0
@@ -27,6 +31,7 @@ class Recording:
     frames: list[Exchange] = field(default_factory=list)
     num_pictures: int = 0
     growth: Growth | None = None
+    steps: list[StepTrace] | None = None
 
 
 async def run_load(target: Target, plan: LoadPlan, model: str) -> Recording:
@@ -70,6 +75,7 @@ class Load:
         await _cancel(chats)
         await _until(recording.end + DRAIN_S, frames)
         await _cancel(frames)
+        recording.steps = await self._target.steps()
         return recording
 
     async def _chat(self, index: int) -> None:

@@ -4,13 +4,15 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
+import msgspec
 
 from appliance.bench.errors import BenchError
 from appliance.bench.exposition import Exposition
+from vlm_engine.trace import StepTrace
 
 REQUEST_TIMEOUT_S = 300.0
 _CONNECT_TIMEOUT_S = 5.0
@@ -32,6 +34,7 @@ class Exchange:
     num_tokens: int = 0
     has_counts: bool = False
     timings: dict[str, float] | None = None
+    answer_id: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -44,6 +47,7 @@ class Exchange:
             self.error = _message_of(problem)
             return
         self.timings = message.get("timings") or self.timings
+        self.answer_id = message.get("id") or self.answer_id
         usage, choices = message.get("usage"), message.get("choices")
         if usage:
             self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
@@ -122,6 +126,24 @@ class Target:
             return None
         return Exposition.parse(response.text) if response.is_success else None
 
+    async def steps(self) -> "list[StepTrace] | None":
+        """The steps that the server recorded, on the clock of `time.perf_counter`; None: it does not."""
+        steps: list[StepTrace] = []
+        while True:
+            first = steps[-1].number + 1 if steps else 0
+            try:
+                asked_at = time.perf_counter()
+                response = await self._http.get("/v1/trace", params={"first": first})
+                told = msgspec.json.decode(response.content, type=_Trace) if response.is_success else None
+            except (httpx.HTTPError, msgspec.MsgspecError):
+                return None
+            if told is None:
+                return None
+            if not told.steps:
+                return steps
+            offset_s = (asked_at + time.perf_counter()) / 2 - told.now_s
+            steps += [_moved(step, offset_s) for step in told.steps]
+
     @asynccontextmanager
     async def _stream(self, body: bytes) -> AsyncIterator[httpx.Response]:
         headers = {"Content-Type": "application/json"}
@@ -145,6 +167,27 @@ class Target:
     def _unreachable(self, error: Exception) -> BenchError:
         reason = str(error) or type(error).__name__
         return BenchError(f"no server answers at {self.shown_url} ({reason}): check --url")
+
+
+class _Trace(msgspec.Struct):
+    """The answer of `/v1/trace`; `now_s` is when it was made, on the clock of the steps."""
+
+    now_s: float
+    steps: list[StepTrace]
+
+
+def _moved(step: StepTrace, by_s: float) -> StepTrace:
+    times = step.times
+    return replace(
+        step,
+        times=replace(
+            times,
+            start_s=times.start_s + by_s,
+            planned_s=times.planned_s + by_s,
+            lent_s=times.lent_s + by_s,
+            end_s=times.end_s + by_s,
+        ),
+    )
 
 
 async def _read(response: httpx.Response, exchange: Exchange) -> None:
