@@ -3,7 +3,7 @@
 import math
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import asdict
 from hashlib import sha256
@@ -19,15 +19,10 @@ from vlm_engine.config import EngineConfig
 from vlm_engine.cost_cache import CostCache, Identity, cache_folder
 from vlm_engine.cost_model import StepWork
 from vlm_engine.models.base import ModelSpec
+from vlm_engine.pace import Owed
 from vlm_engine.request import GenerationRequest, Message
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.sequence import Placeholder, Sequence
-
-CALIBRATION_S = 4.0
-"""How long made-up requests may run on a first start; what is not measured by then is learned later."""
-
-NEAR = 3.0
-"""Steps that take so many times longer, or shorter, than the stored costs say were measured elsewhere."""
 
 DECODES = StepWork(num_tokens=2, num_samples=2, num_context=200)
 """A step by which stored costs are compared with measured ones."""
@@ -78,6 +73,7 @@ class VariedBudget:
         waiting: Items[Sequence],
         now: float,
         longest_ms: float = math.inf,
+        owed: Callable[[], Iterable[Owed]] | None = None,
     ) -> None:
         """See `StepBudget`."""
         self._num_tokens = min(next(self._chunks), self.max_num_batched_tokens)

@@ -10,17 +10,7 @@ import torch
 from vlm_engine.answers import Answers, AnswerText
 from vlm_engine.block_pool import BlockPool
 from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
-from vlm_engine.calibration import (
-    CALIBRATION_S,
-    DECODES,
-    NEAR,
-    VariedBudget,
-    cost_cache,
-    full_requests,
-    short_requests,
-)
 from vlm_engine.config import EngineConfig
-from vlm_engine.cost_cache import CostCache
 from vlm_engine.cost_model import CostModel
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.errors import RequestError
@@ -38,9 +28,6 @@ from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
 
 log = logging.getLogger(__name__)
-
-WORTH_KEEPING = 500
-"""Steps after which what was learned online is better than what was measured at the start."""
 
 NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
 
@@ -93,7 +80,6 @@ class Engine:
         self.tracer = Tracer(config.trace_steps, self.cost_model) if config.trace_steps else None
         self._lend: Callable[[Turn], None] | None = None
         self._clock = clock
-        self._cost_cache: CostCache | None = None
         self._sequences: dict[str, Sequence] = {}
         self._answers: dict[str, Answers] = {}
         self._texts: dict[str, AnswerText] = {}
@@ -239,51 +225,10 @@ class Engine:
                     raise RuntimeError(event.error)
         return text
 
-    def warm_up(self) -> None:
-        """Run a few made-up requests, so that the first real one meets warm kernels and known costs.
-
-        Takes less than a second of a fast machine where the costs are known from an earlier start, and else
-        at most some seconds (`CALIBRATION_S`); leaves nothing behind but what the cost model learned.
-        """
-        self._rehearse(short_requests())
-        self.cost_model.reset()
-        cache = self._cost_cache = cost_cache(self.config, self.model.spec)
-        if cache.load_into(self.cost_model):
-            stored_ms = self.cost_model.step_ms(DECODES)
-            self._rehearse(short_requests())
-            ratio = self.cost_model.step_ms(DECODES) / max(stored_ms, 1e-6)
-            if 1 / NEAR < ratio < NEAR:
-                return
-            log.warning("steps take %.1f times what %s says: measured anew", ratio, cache.path)
-            self.cost_model.reset()
-        self._rehearse(full_requests())
-        cache.store(self.cost_model)
-
-    def keep_costs(self) -> None:
-        """Store what the cost model has learned since `warm_up`, for the next start."""
-        if self._cost_cache is not None and self.num_steps >= WORTH_KEEPING:
-            self._cost_cache.store(self.cost_model)
-
-    def _rehearse(self, requests: Iterable[GenerationRequest]) -> None:
-        """Run requests in steps of many shapes, as far as the time for it goes."""
-        ends_s = time.monotonic() + CALIBRATION_S
-        budget, self.scheduler.budget = (
-            self.scheduler.budget,
-            VariedBudget(self.config.max_num_batched_tokens),
-        )
-        for request in requests:
-            try:
-                self.add(request)
-            except RequestError as error:
-                log.info("%s does not fit this model: %s", request.request_id, error)
-        while self.has_work and time.monotonic() < ends_s:
-            self.step()
-        for request_id in list(self._sequences):
+    def start_over(self) -> None:
+        """End all requests and forget what was counted, recorded and cached; the cost model stays."""
+        for request_id in list(self._answers):
             self.abort(request_id)
-        self.scheduler.budget = budget
-        self._forget_rehearsal()
-
-    def _forget_rehearsal(self) -> None:
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
         self.scheduler.preemptions.clear()

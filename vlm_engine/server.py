@@ -19,6 +19,7 @@ from vlm_engine.engine import Engine
 from vlm_engine.errors import EngineError, RequestError
 from vlm_engine.gate_server import GateServer
 from vlm_engine.request import TokenEvent
+from vlm_engine.warm_up import keep_costs, warm_up
 
 HEARTBEAT_S = 0.25
 
@@ -112,7 +113,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     try:
         engine = Engine(start.config)
-        engine.warm_up()
+        warm_up(engine)
         gate = _open_gate(start, engine)
     except EngineError as error:
         socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))
@@ -120,7 +121,7 @@ def main() -> None:
         try:
             EngineServer(engine, socket, gate).run()
         finally:
-            engine.keep_costs()
+            keep_costs(engine)
     finally:
         context.destroy(linger=1000)
 

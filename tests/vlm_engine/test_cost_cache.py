@@ -9,10 +9,11 @@ import pytest
 
 from tests.vlm_engine.test_engine import ask, drain
 from vlm_engine import Engine, EngineConfig
-from vlm_engine.calibration import CALIBRATION_S, cost_cache
+from vlm_engine.calibration import cost_cache
 from vlm_engine.cost_cache import CostCache, cache_folder
 from vlm_engine.cost_model import CostModel, SliceWork, StepWork
 from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.warm_up import CALIBRATION_S, keep_costs, warm_up
 
 WORK, SLICES = StepWork(64, 2, 500, 3000), SliceWork(4, 256, 512, 256, 200_000)
 
@@ -103,11 +104,11 @@ def test_where_the_files_are(monkeypatch, tmp_path: Path) -> None:
 def test_the_second_start_measures_less(
     model: VisionLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlm_engine.engine.NEAR", 1e9)  # the machine may be busy
+    monkeypatch.setattr("vlm_engine.warm_up.NEAR", 1e9)  # the machine may be busy
     first, second = make_engine(model, tmp_path), make_engine(model, tmp_path)
-    first.warm_up()
+    warm_up(first)
     num_first = first.cost_model.step.num_learned + first.cost_model.encoder.num_learned
-    second.warm_up()
+    warm_up(second)
     num_second = second.cost_model.step.num_learned + second.cost_model.encoder.num_learned
     assert num_second < num_first / 2
     assert not second.has_work
@@ -121,7 +122,7 @@ def test_costs_of_another_machine_are_measured_anew(
     engine = make_engine(model, tmp_path)
     wrong = CostModel([500.0] * 5, [500.0] * 5)
     cost_cache(engine.config, model.spec).store(wrong)
-    engine.warm_up()
+    warm_up(engine)
     assert "measured anew" in caplog.text
     assert engine.cost_model.step_ms(StepWork(2, 2, 60)) < 400
     again = CostModel()
@@ -145,21 +146,22 @@ def test_what_decides_the_costs(model: VisionLanguageModel, tmp_path: Path, monk
 def test_calibration_ends_in_time(model: VisionLanguageModel, monkeypatch) -> None:
     """What is not measured by then ends, and leaves nothing behind."""
     assert CALIBRATION_S <= 5.0
-    monkeypatch.setattr("vlm_engine.engine.CALIBRATION_S", 0.0)
+    monkeypatch.setattr("vlm_engine.warm_up.CALIBRATION_S", 0.0)
     engine = make_engine(model, "off")
-    engine.warm_up()
+    warm_up(engine)
     assert not engine.has_work
     engine.check_integrity()
 
 
 def test_what_was_learned_online_is_kept(model: VisionLanguageModel, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("vlm_engine.engine.WORTH_KEEPING", 5)
+    monkeypatch.setattr("vlm_engine.warm_up.WORTH_KEEPING", 5)
     engine = make_engine(model, tmp_path)
-    engine.warm_up()
-    calibrated = engine._cost_cache.path.read_text()
-    engine.keep_costs()
-    assert engine._cost_cache.path.read_text() == calibrated
+    warm_up(engine)
+    path = cost_cache(engine.config, model.spec).path
+    calibrated = path.read_text()
+    keep_costs(engine)
+    assert path.read_text() == calibrated
     engine.add(ask("one", "hello", max_tokens=8))
     drain(engine)
-    engine.keep_costs()
-    assert engine._cost_cache.path.read_text() != calibrated
+    keep_costs(engine)
+    assert path.read_text() != calibrated

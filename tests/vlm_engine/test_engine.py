@@ -10,6 +10,7 @@ from PIL import Image
 from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, SamplingParams
 from vlm_engine.errors import ImageRejected, ModelLoadError, PromptTooLong, UnsupportedModel
 from vlm_engine.models import ImageInput, VisionLanguageModel, load_model
+from vlm_engine.warm_up import warm_up
 
 
 @pytest.fixture(scope="module")
@@ -291,11 +292,11 @@ def test_a_checkpoint_that_lacks_tensors_is_refused(qwen3_vl_checkpoint: Path, t
 
 def test_warm_up_leaves_nothing_behind_but_known_costs(model: VisionLanguageModel) -> None:
     engine, fresh = make_engine(model), make_engine(model)
-    engine.warm_up()
+    warm_up(engine)
     engine.check_integrity()
     assert engine.cost_model.step.num_learned > 8
     assert engine.cost_model.encoder.num_learned > 0
     request = ask("x", picture(), "hello")
     assert engine.generate(request) == fresh.generate(request)
     assert engine.stats().num_encoded_images == 1
-    make_engine(model, max_model_len=40).warm_up()
+    warm_up(make_engine(model, max_model_len=40))

@@ -10,6 +10,7 @@ from vlm_engine import Engine, EngineConfig, EngineStats, HistogramSnapshot, wir
 from vlm_engine.books import Histogram
 from vlm_engine.metrics import REQUEST_BOUNDS, TOKEN_BOUNDS
 from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.warm_up import warm_up
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +122,7 @@ def test_steps_beside_their_predictions(model: VisionLanguageModel) -> None:
 
 def test_warming_up_leaves_no_counts(model: VisionLanguageModel) -> None:
     engine = make_engine(model)
-    engine.warm_up()
+    warm_up(engine)
     stats = engine.stats()
     assert stats.num_steps == stats.num_encoded_images == stats.steps.total_ms == 0
     assert not stats.counts

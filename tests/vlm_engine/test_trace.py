@@ -8,6 +8,7 @@ from tests.vlm_engine.test_engine import ask, drain, picture
 from vlm_engine import AsyncEngine, Engine, EngineConfig, EngineProcess, wire
 from vlm_engine.models import VisionLanguageModel, load_model
 from vlm_engine.trace import StepTrace
+from vlm_engine.warm_up import warm_up
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_nothing_is_recorded_unless_asked_for(model: VisionLanguageModel) -> Non
     drain(engine)
     assert engine.trace() is None
     warm = traced(model)
-    warm.warm_up()
+    warm_up(warm)
     assert warm.trace() == [], "made-up requests are nobody's business"
     with pytest.raises(ValueError, match="trace_steps: must be 0 or more, not -1"):
         EngineConfig("m", trace_steps=-1)
