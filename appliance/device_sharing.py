@@ -26,7 +26,8 @@ class DetectorSettings(DetectorConfig):
     Attributes:
         share_device: ``auto`` takes turns with the engine when both compute on the same device, ``on`` in
             any case, ``off`` never.
-        min_fps: batches a second that the detector gets under any load of chats; above 0.
+        min_fps: batches a second that the detector gets under any load of chats, if these take less than
+            about a third of the time; above 0.
         gate: path of the socket on which the engine lends its device; None lets `serve` choose one. An
             `ingest` of its own on the same machine asks there too.
     """

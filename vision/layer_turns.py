@@ -7,8 +7,8 @@ from typing import Any
 
 from vision.gate import DeviceGate, FreeDevice
 
-FALLS = 0.5
-RISES = 0.2
+FALLS = 0.4
+RISES = 0.3
 MAX_SHAPES = 64
 
 Shape = tuple[int, ...]

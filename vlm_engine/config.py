@@ -14,9 +14,7 @@ class TurnConfig:
 
     Args:
         address: Path of the Unix socket on which they ask for turns; the engine makes it.
-        min_per_s: Batches a second that each of them gets under any chat load.
-        trace_steps: How many of the newest steps are kept in detail, to be looked at by
-            `appliance bench trace`; 0 keeps none.
+        min_per_s: Batches a second that each of them gets under any chat load, of 30 % of the time at most.
 
     Raises:
         ValueError: A number is out of its range; the message names the field.
@@ -62,6 +60,8 @@ class EngineConfig:
             on first use; ``auto`` does so where they can be had, ``torch`` never.
         cost_cache: Where it is kept what steps take, so that the next start need not measure it:
             ``auto`` for the user's cache (``XDG_CACHE_HOME``), ``off``, or a folder.
+        trace_steps: How many of the newest steps are kept in detail, to be looked at by
+            `appliance bench trace`; 0 keeps none.
 
     Raises:
         ValueError: A number is out of its range; the message names the field.

@@ -16,6 +16,7 @@ LEASE_FACTOR = 4.0
 LEASE_LEAST_MS = 100.0
 LEASE_MOST_MS = 2000.0
 ACTIVE_PERIODS = 2.0
+FLOOR_SHARE = 0.3
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class _Client:
     Args:
         piece_ms: What it asks for; empty while it does not wait.
         num_left: Pieces of its round that were not granted yet.
+        period_s: Within what time its round is due.
         due_s: When the next piece must run if its rounds are to keep the floor.
         ends_s: When the round must be through.
     """
@@ -34,28 +36,30 @@ class _Client:
     asked_s: float = float("-inf")
     num_left: int = 0
     round_ms: float = 1.0
+    period_s: float = 1.0
     due_s: float = float("-inf")
     ends_s: float = float("-inf")
 
     def ask(self, piece_ms: tuple[float, ...], asked_s: float, period_s: float) -> None:
+        """Wait for pieces: of the round that runs, else of a new one that is due within `period_s`."""
         if len(piece_ms) != self.num_left:
-            self.num_left = len(piece_ms)
+            self.num_left, self.period_s = len(piece_ms), period_s
             self.round_ms = max(sum(piece_ms), 1e-3)
             # why: who comes back in time is owed its rate, who was away has nothing to claim
             self.due_s = self.due_s if asked_s - self.due_s <= period_s else asked_s
             self.ends_s = self.due_s + period_s
         self.piece_ms, self.asked_s = piece_ms, asked_s
 
-    def num_overdue(self, now: float, period_s: float) -> int:
+    def num_overdue(self, now: float) -> int:
         """Pieces that must run now; a round's pieces are due evenly over a period."""
         due_s, count = self.due_s, 0
         while count < len(self.piece_ms) and due_s <= now:
-            due_s += period_s * self.piece_ms[count] / self.round_ms
+            due_s += self.period_s * self.piece_ms[count] / self.round_ms
             count += 1
         return count
 
-    def grant(self, num_pieces: int, period_s: float) -> None:
-        self.due_s += period_s * sum(self.piece_ms[:num_pieces]) / self.round_ms
+    def grant(self, num_pieces: int) -> None:
+        self.due_s += self.period_s * sum(self.piece_ms[:num_pieces]) / self.round_ms
         self.num_left -= num_pieces
         self.piece_ms = ()
 
@@ -64,7 +68,8 @@ class TurnQueue:
     """Gives the device to one detector after the other, as much at a time as the step's budget allows.
 
     Whose round must end first is first. A detector that asks without delay gets `min_per_s` rounds a
-    second under any load; what of that does not fit is counted as an overrun.
+    second under any load, as long as these take no more than `FLOOR_SHARE` of the time; what of that does
+    not fit is counted as an overrun.
 
     Args:
         min_per_s: That floor, above 0.
@@ -102,7 +107,9 @@ class TurnQueue:
             asked_s: Since when it waits.
         """
         state = self._clients[client]
-        state.ask(tuple(piece_ms), asked_s, self._period_s)
+        # why: a network that is slow on this device must not take all of it by its floor
+        round_s = self.cost.predict(_features(sum(piece_ms))) / 1e3
+        state.ask(tuple(piece_ms), asked_s, max(self._period_s, round_s / FLOOR_SHARE))
         self._waiting[client] = state
 
     def longest_step_ms(self, now: float) -> float:
@@ -119,7 +126,7 @@ class TurnQueue:
         piece_ms, margin_ms = list(accumulate(client.piece_ms)), self.cost.residual_ms
         predicted_ms = [self.cost.predict(_features(ms)) for ms in piece_ms]
         num_fitting = budget.fit_turn([ms + margin_ms for ms in predicted_ms])
-        num_pieces = max(num_fitting, client.num_overdue(now, self._period_s))
+        num_pieces = max(num_fitting, client.num_overdue(now))
         if not num_pieces:
             return None
         last = num_pieces - 1
@@ -139,7 +146,7 @@ class TurnQueue:
     def start(self, turn: Turn) -> None:
         """Book a proposed turn: it begins."""
         self._num_started += 1
-        self._waiting.pop(turn.client).grant(turn.num_pieces, self._period_s)
+        self._waiting.pop(turn.client).grant(turn.num_pieces)
         self.books.add_start(turn)
 
     def finish(self, turn: Turn, measured_ms: float) -> None:

@@ -110,9 +110,9 @@ def test_times_of_a_new_shape_are_scaled_and_then_learned() -> None:
     assert times.of((1, 8)) == [10, 30]
     assert times.of((3, 8)) == [30, 90]
     times.learn((3, 8), 0, 20.0)
-    assert times.of((3, 8))[0] == pytest.approx(25)
+    assert times.of((3, 8))[0] == pytest.approx(26)
     times.learn((3, 8), 0, 50.0)
-    assert times.of((3, 8))[0] == pytest.approx(30)
+    assert times.of((3, 8))[0] == pytest.approx(33.2)
     for size in range(10, 10 + MAX_SHAPES):
         times.of((1, size))
     assert len(times._times) == MAX_SHAPES
