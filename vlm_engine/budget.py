@@ -128,7 +128,7 @@ class LatencyTargets:
     chat_itl_ms: float = 100.0
     chat_ttft_ms: float = 500.0
     background_share: float = 0.1
-    background_ttft_ms: float = 3000.0
+    background_ttft_ms: float = 4000.0
 
 
 class TimeBudget:

@@ -81,7 +81,7 @@ class EngineConfig:
     chat_itl_ms: float = 100.0
     chat_ttft_ms: float = 500.0
     background_share: float = 0.1
-    background_ttft_ms: float = 3000.0
+    background_ttft_ms: float = 4000.0
     encoder_cache_tokens: int = 16384
     num_threads: int | None = None
     enable_prefix_caching: bool = True

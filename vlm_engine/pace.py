@@ -7,6 +7,7 @@ from vlm_engine.cost_model import CostModel, SliceWork, StepWork
 
 SPARE = 1.25
 WHOLE = 0.95
+FRESH = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,10 @@ class Owed:
     slices: SliceWork
 
     def due_s(self, patience_s: float) -> float:
-        """When it should be done."""
-        due_s = self.arrival_s + patience_s
-        return due_s if self.expires_s is None else min(due_s, self.expires_s)
+        """When it should be done: well before it expires."""
+        if self.expires_s is not None:
+            patience_s = min(patience_s, FRESH * (self.expires_s - self.arrival_s))
+        return self.arrival_s + patience_s
 
 
 def needed_share(owed: Iterable[Owed], now: float, patience_s: float, model: CostModel) -> float:

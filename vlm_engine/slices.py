@@ -8,7 +8,7 @@ windows are independent.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,6 +115,32 @@ def _windowed(block: int, layout: TowerLayout, size: int) -> Iterator[Slice]:
         pairs += (end - previous) ** 2
         previous = end
     yield Slice("windows", block, start, previous, pairs)
+
+
+def joined(slices: Iterable[Slice], max_rows: int, frames: Container[int]) -> Iterator[Slice]:
+    """The same work in fewer pieces: neighbours in one stage become one slice of at most `max_rows` rows.
+
+    Args:
+        slices: In the order in which they run.
+        max_rows: Rows from which a larger slice is no faster.
+        frames: Rows at which another frame begins, whose rows read other keys.
+    """
+    last: Slice | None = None
+    for part in slices:
+        if last and _can_join(last, part, max_rows) and not (part.stage == "rows" and part.start in frames):
+            pairs = last.num_pairs + part.num_pairs
+            last = Slice(part.stage, part.index, last.start, part.end, pairs)
+            continue
+        if last:
+            yield last
+        last = part
+    if last:
+        yield last
+
+
+def _can_join(left: Slice, right: Slice, max_rows: int) -> bool:
+    is_next = (left.stage, left.index, left.end) == (right.stage, right.index, right.start)
+    return is_next and right.end - left.start <= max_rows
 
 
 def segments_between(ends: Sequence[int], start: int, end: int) -> list[tuple[int, int]]:

@@ -23,8 +23,9 @@ def owed(arrival_s: float, num_tokens: int, num_slices: int = 0, expires_s: floa
         ([owed(0.0, 500)], 0.25),
         ([owed(0.0, 100, 400)], 0.25),
         ([owed(0.0, 500), owed(0.0, 500)], 0.5),
-        ([owed(0.0, 500, expires_s=1.0), owed(0.0, 500)], 0.5),
-        ([owed(0.0, 500), owed(0.0, 500, expires_s=1.0)], 1.0),
+        ([owed(0.0, 350, expires_s=1.0), owed(0.0, 500)], 0.5),
+        ([owed(0.0, 350), owed(0.0, 350, expires_s=1.0)], 1.0),
+        ([owed(0.0, 500, expires_s=60.0)], 0.25),
         ([owed(-3.0, 1)], 1.0),
         ([owed(0.0, 5000), owed(0.0, 1)], 1.0),
     ],
@@ -63,14 +64,14 @@ def frames(sim: Simulator) -> list[float]:
 
 
 def test_with_time_to_spare_chats_are_faster_than_their_target() -> None:
-    paced, hasty = simulate(0.3, 3000.0), simulate(0.3, 1.0)
+    paced, hasty = simulate(0.3, 4000.0), simulate(0.3, 1.0)
     assert percentile(hasty.gaps_ms, 0.99) > 70.0
     assert percentile(paced.gaps_ms, 0.99) < 40.0
     assert len(frames(paced)) >= 16
-    assert percentile(frames(paced), 0.95) < 3.0
+    assert percentile(frames(paced), 0.95) < 4.0
 
 
 def test_under_load_background_work_gets_all_that_chats_leave() -> None:
-    paced, hasty = simulate(1.5, 3000.0), simulate(1.5, 1.0)
+    paced, hasty = simulate(1.5, 4000.0), simulate(1.5, 1.0)
     assert len(frames(paced)) >= 0.95 * len(frames(hasty)) > 20
     assert percentile(paced.gaps_ms, 0.99) <= 90.0 + paced.cost.residual_ms

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vlm_engine import EngineConfig
 from vlm_engine.models import ImageInput, load_model
 from vlm_engine.models.tower import QwenTower
-from vlm_engine.slices import TowerLayout, cut, segments_between
+from vlm_engine.slices import TowerLayout, cut, joined, segments_between
 
 GRIDS = [(1, 4, 4), (1, 10, 14), (1, 18, 22), (2, 6, 8)]
 
@@ -41,6 +41,20 @@ def test_slices_equal_the_stock_tower(model: Any, grid: tuple[int, int, int], ro
     state = tower.start(image)
     for part in tower.slices(image):
         tower.run(state, [part])
+    for wanted, given_ in zip(stock(model, image), tower.features(state), strict=True):
+        assert (wanted - given_).abs().max() / wanted.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("group", [2, 7, 1000])
+def test_slices_that_run_together_equal_the_stock_tower(
+    model: Any, grid: tuple[int, int, int], group: int
+) -> None:
+    """Neighbours become one piece, but not over the border of two frames."""
+    image, tower = image_of(model, grid), QwenTower(model.encoder._visual, model.spec, 8)
+    slices, state = tower.slices(image), tower.start(image)
+    for at in range(0, len(slices), group):
+        tower.run(state, slices[at : at + group])
     for wanted, given_ in zip(stock(model, image), tower.features(state), strict=True):
         assert (wanted - given_).abs().max() / wanted.abs().max() < 1e-5
 
@@ -81,3 +95,16 @@ def test_slices_cover_every_row_of_every_stage_once_and_in_order(layout: TowerLa
             parts = segments_between(layout.windows or (), part.start, part.end)
             assert sum((end - begin) ** 2 for begin, end in parts) == part.num_pairs
             assert len(parts) == 1 or part.end - part.start <= max(size, 4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(layout=layouts(), size=st.integers(1, 20), max_rows=st.integers(1, 60))
+def test_joined_slices_are_the_same_work(layout: TowerLayout, size: int, max_rows: int) -> None:
+    slices = cut(layout, size)
+    pieces = list(joined(slices, max_rows, layout.frames))
+    assert len(pieces) <= len(slices)
+    assert all(piece in slices or piece.end - piece.start <= max_rows for piece in pieces)
+    assert [(p.stage, p.index, row) for p in pieces for row in range(p.start, p.end)] == [
+        (p.stage, p.index, row) for p in slices for row in range(p.start, p.end)
+    ]
+    assert sum(p.num_pairs for p in pieces) == sum(p.num_pairs for p in slices)

@@ -13,10 +13,10 @@ from vlm_engine.models.base import ImageInput, ModelSpec
 from vlm_engine.models.decoder import DecoderModel
 from vlm_engine.models.packing import pack_tower
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
-from vlm_engine.models.tower import rows_per_slice_on
+from vlm_engine.models.tower import MOST_ROWS, rows_per_slice_on
 from vlm_engine.models.tower_attention import TowerAttention, make_attention
 from vlm_engine.native.ops import NativeLinear, can_pack
-from vlm_engine.slices import Slice, TowerLayout, cut
+from vlm_engine.slices import Slice, TowerLayout, cut, joined
 
 Grid = tuple[int, int, int]
 
@@ -116,7 +116,7 @@ class TileTower:
     @torch.inference_mode()
     def run(self, state: TileState, slices: Sequence[Slice]) -> None:
         """Run slices; those of a tile in the order of `slices`, none left out."""
-        for part in slices:
+        for part in joined(slices, MOST_ROWS, ()):
             self._stages[part.stage](state, part)
 
     def features(self, state: TileState) -> tuple[Tensor, ...]:

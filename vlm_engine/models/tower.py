@@ -21,11 +21,12 @@ from transformers.vision_utils import (
 from vlm_engine.models.base import ImageInput, ModelSpec
 from vlm_engine.models.packing import pack_tower
 from vlm_engine.models.tower_attention import TowerAttention, make_attention
-from vlm_engine.slices import Slice, TowerLayout, cut, segments_between
+from vlm_engine.slices import Slice, TowerLayout, cut, joined, segments_between
 
 Grid = tuple[int, int, int]
 ROWS_ON_CPU = 256
 ROWS_ON_GPU = 65536
+MOST_ROWS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +160,7 @@ class QwenTower:
     @torch.inference_mode()
     def run(self, state: EncoderState, slices: Sequence[Slice]) -> None:
         """Run slices; those of an image in the order of `slices`, none left out."""
-        for part in slices:
+        for part in joined(slices, MOST_ROWS, state.layout.frames):
             self._stages[part.stage](state, part)
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
