@@ -142,7 +142,7 @@ async function followEvents() {
       const resume = state.lastId ? { "Last-Event-ID": state.lastId } : {};
       const response = await call(`v1/events?limit=${MAX_ROWS}`,
         { headers: { Accept: "text/event-stream", ...resume } });
-      for await (const data of serverEvents(response, state)) showEvent(JSON.parse(data));
+      for await (const data of serverEvents(response, state)) onEvent(JSON.parse(data));
     } catch {
       // the status line tells that the server is away
     }
@@ -150,23 +150,48 @@ async function followEvents() {
   }
 }
 
+// While words are looked for, the list shows what was found; what is new goes to the cameras only.
+let wanted = "";
+let searchTimer = null;
+
+function onEvent(event) {
+  if (event.description !== null) cardOf(event.camera).querySelector("p").textContent = event.description;
+  if (wanted === "") showEvent(event);
+}
+
+async function search() {
+  const words = byId("search").value.trim();
+  if (words === wanted) return;
+  wanted = words;
+  const query = new URLSearchParams({ limit: MAX_ROWS, ...(words && { q: words }) });
+  const response = await call(`v1/events?${query}`);
+  const problem = response.ok ? "" : await errorText(response);
+  const { data, next_cursor: more } = response.ok ? await response.json() : { data: [] };
+  if (words !== wanted) return;
+  for (const image of byId("events").querySelectorAll("img")) URL.revokeObjectURL(image.src);
+  byId("events").replaceChildren();
+  for (const event of data.reverse()) showEvent(event);
+  byId("found").textContent = problem || (words && `${more ? "the newest " : ""}${data.length} found`);
+}
+
 function showEvent(event) {
   const row = byId("event-row").content.firstElementChild.cloneNode(true);
   const when = new Date(event.captured_at * 1000).toLocaleTimeString();
   row.querySelector(".quiet").textContent = `${when} · ${event.camera} · ${event.label}`;
   const text = row.querySelector("p");
-  text.textContent = event.description ?? `not described: ${event.error ?? "unknown error"}`;
-  text.classList.toggle("failed", event.description === null);
+  text.textContent = event.description ?? (event.error ? `not described: ${event.error}` : "not described yet");
+  text.classList.toggle("failed", Boolean(event.error));
   const image = row.querySelector("img");
   image.addEventListener("load", () => { image.hidden = false; }, { once: true });
   showImage(image, `v1/events/${encodeURIComponent(event.id)}/snapshot.jpg`).catch(() => {});
   const rows = byId("events");
+  row.dataset.id = event.id;
+  for (const old of [...rows.children].filter((other) => other.dataset.id === event.id)) old.remove();
   rows.prepend(row);
   while (rows.children.length > MAX_ROWS) {
     URL.revokeObjectURL(rows.lastElementChild.querySelector("img").src);
     rows.lastElementChild.remove();
   }
-  if (event.description !== null) cardOf(event.camera).querySelector("p").textContent = event.description;
 }
 
 // -- chat ---------------------------------------------------------------------------------------
@@ -287,6 +312,10 @@ byId("question").addEventListener("keydown", (event) => {
 });
 byId("picture").addEventListener("change", () => {
   byId("picked").textContent = byId("picture").files[0]?.name ?? "";
+});
+byId("search").addEventListener("input", () => {
+  clearTimeout(searchTimer);
+  searchTimer = setTimeout(() => search().catch(() => { wanted = ""; }), 250);
 });
 byId("fresh").addEventListener("click", () => {
   asking?.abort();
