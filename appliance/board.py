@@ -5,18 +5,20 @@ Nothing on it is owed to anybody: values expire by themselves, and nothing is wr
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Sequence
 
 import msgspec
 import redis
 
-from appliance.jobs import CameraStatus, frame_key, status_key
+from appliance.jobs import CameraStatus, asked_key, frame_key, status_key
 from queues import QueueConfig, connect, connect_async
 
 logger = logging.getLogger(__name__)
 
 FRAME_TTL_S = 30
 STATUS_TTL_S = 15
+ASKED_TTL_S = 15
 OUTAGE_PAUSE_S = 2.0
 _TIMES = QueueConfig(command_timeout_s=2.0)
 
@@ -39,9 +41,27 @@ class BoardWriter:
         """Shows the camera's status for 15 s."""
         self._set(status_key(status.name), msgspec.json.encode(status), STATUS_TTL_S)
 
+    def take_asked(self, cameras: Sequence[str]) -> dict[str, str]:
+        """The oldest event id of each camera that a description was asked for of; nothing in an outage."""
+        if not cameras or self._clock() < self._quiet_until:
+            return {}
+        try:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for camera in cameras:
+                    pipeline.lpop(asked_key(camera))
+                ids = pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            self._pause(error)
+            return {}
+        return {camera: found.decode() for camera, found in zip(cameras, ids, strict=True) if found}
+
     def close(self) -> None:
         """Closes the connection; what was written expires by itself."""
         self._redis.close()
+
+    def _pause(self, error: Exception) -> None:
+        self._quiet_until = self._clock() + OUTAGE_PAUSE_S
+        logger.warning("camera frames and status are not shown: %s", type(error).__name__)
 
     def _set(self, key: str, value: bytes, ttl_s: int) -> None:
         if self._clock() < self._quiet_until:
@@ -49,8 +69,7 @@ class BoardWriter:
         try:
             self._redis.set(key, value, ex=ttl_s)
         except (redis.RedisError, OSError) as error:
-            self._quiet_until = self._clock() + OUTAGE_PAUSE_S
-            logger.warning("camera frames and status are not shown: %s", type(error).__name__)
+            self._pause(error)
 
 
 class BoardReader:
@@ -82,6 +101,21 @@ class BoardReader:
         except (redis.RedisError, OSError):
             return None
         return value if isinstance(value, bytes) else None
+
+    async def ask(self, camera: str) -> str | None:
+        """Asks for a description of the camera's next frame; its event's id, None in an outage.
+
+        One that nobody takes up within 15 s is forgotten.
+        """
+        key, event_id = asked_key(camera), f"{camera}-asked-{uuid.uuid4().hex[:12]}"
+        try:
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.rpush(key, event_id)
+                pipeline.expire(key, ASKED_TTL_S)
+                await pipeline.execute()
+        except (redis.RedisError, OSError):
+            return None
+        return event_id
 
     async def close(self) -> None:
         """Closes the connections."""

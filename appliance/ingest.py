@@ -12,6 +12,7 @@ import uuid
 
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
+from appliance.courses import Courses, Teller
 from appliance.device_sharing import share_device
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
@@ -25,6 +26,8 @@ from vision.detector import Detector
 from vision.errors import VisionError
 from vision.pipeline import FrameResult, Pipeline
 from vision.pixels import shrink
+from vision.trigger import ON_DEMAND
+from vision.types import Observation
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ FRAME_EVERY_S = 0.2
 FRAME_SIDE = 1280
 FRAME_QUALITY = 85
 IDLE_WAIT_S = 0.25
+ASKED_EVERY_S = 0.2
 STOP_S = 2.0
 
 
@@ -55,6 +59,9 @@ class VisionWorker:
         )
         self._producer = JobProducer(redis_url, settings.queue)
         self._board = BoardWriter(redis_url)
+        self._courses, self._teller = Courses(), Teller(self._producer)
+        self._asked: dict[str, str] = {}
+        self._asked_at = float("-inf")
         self._reported_at = float("-inf")
 
     def run(self, stop: threading.Event, *, until_ended: bool = False) -> None:
@@ -89,6 +96,7 @@ class VisionWorker:
         self._wake.clear()
         frames = [frame for camera in self._cameras.values() if (frame := camera.reader.take())]
         if frames:
+            self._take_asked()
             self._forget_reopened()
             for result in self._pipeline.process(frames):
                 self._publish(result)
@@ -103,6 +111,7 @@ class VisionWorker:
             if camera.reader.num_openings > camera.num_openings_seen:
                 camera.num_openings_seen = camera.reader.num_openings
                 self._pipeline.reset(camera.name)
+                self._teller.tell(self._courses.end(camera.name))
 
     def _publish(self, result: FrameResult) -> None:
         camera, frame = self._cameras[result.frame.camera], result.frame
@@ -112,18 +121,34 @@ class VisionWorker:
         if now - camera.shown_at >= FRAME_EVERY_S:
             camera.shown_at = now
             self._board.write_frame(camera.name, encode_jpeg(shrink(frame.image, FRAME_SIDE), FRAME_QUALITY))
-        if result.observation is None:
-            return
-        job_id = f"{camera.name}-{self._run_id}-{camera.reader.num_openings}-{frame.index}"
-        job = make_job(
-            result.observation, self._settings, job_id=job_id, source=camera.shown_source, is_live=True
-        )
+        self._teller.tell(self._courses.see(result))
+        if result.observation is not None:
+            self._describe(camera, result.observation)
+
+    def _describe(self, camera: Camera, observation: Observation) -> None:
+        job_id = f"{camera.name}-{self._run_id}-{camera.reader.num_openings}-{observation.frame.index}"
+        if observation.reason == ON_DEMAND:
+            job_id = self._asked.pop(camera.name, job_id)
+        job = make_job(observation, self._settings, job_id=job_id, source=camera.shown_source, is_live=True)
         try:
             camera.num_jobs += self._producer.put(job, timeout_s=0)
         except QueueError as error:
             camera.num_refused += 1
             self._producer.count_drop("refused")
             logger.warning("camera=%s job=%s was not queued: %s", camera.name, job_id, error)
+            return
+        self._teller.tell(self._courses.begin(observation, job_id))
+
+    def _take_asked(self) -> None:
+        """Who asks for a description waits for the next frame; one question of a camera at a time."""
+        now = time.monotonic()
+        if now - self._asked_at < ASKED_EVERY_S:
+            return
+        self._asked_at = now
+        free = [name for name in self._cameras if name not in self._asked]
+        for name, event_id in self._board.take_asked(free).items():
+            self._asked[name] = event_id
+            self._pipeline.ask(name)
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()

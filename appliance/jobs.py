@@ -180,6 +180,11 @@ def status_key(camera: str) -> str:
     return f"appliance:camera:{camera}"
 
 
+def asked_key(camera: str) -> str:
+    """The Redis key of a list of event ids: frames of the camera that somebody asked to have described."""
+    return f"appliance:asked:{camera}"
+
+
 _job_encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(DescribeJob)
 _description_encoder = msgspec.json.Encoder()

@@ -15,7 +15,7 @@ from appliance.board import BoardReader
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
-from appliance.jobs import decode_description
+from appliance.jobs import decode_change, decode_description
 from appliance.logs import set_up_logging
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
@@ -75,6 +75,7 @@ class _Service:
         self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)
         self._results = ResultReader(url, settings.queue)
+        self._told = ResultReader(url, settings.queue, stream=settings.queue.told)
         self._describer = self._create_describer()
         self._app = self._create_app()
         # why: the worker loads its detector while the engine loads here.
@@ -95,11 +96,13 @@ class _Service:
         await self._engine.start()
         await self._stack.enter_async_context(self._consumer)
         await self._stack.enter_async_context(self._results)
-        server = ApiServer(self._app, self._settings.server)
+        await self._stack.enter_async_context(self._told)
+        server, events = ApiServer(self._app, self._settings.server), self._events
         await run_beside(
             _serve_http(server, listener),
             self._describer.run(),
-            _follow_results(self._results, self._events),
+            _follow(self._results, lambda body: events.add(decode_description(body)), events),
+            _follow(self._told, lambda body: events.change(decode_change(body)), events),
             self._outputs.run(),
             _announce(server, self._board, on_ready),
         )
@@ -154,18 +157,18 @@ def start_worker(settings: Settings, redis_url: str) -> Supervisor:
     return Supervisor("vision worker", lambda: Child("appliance.ingest:child_main", payload))
 
 
-async def _follow_results(results: ResultReader, events: EventStore) -> None:
-    """Stores what was described, also by other appliances and before this one started."""
+async def _follow(reader: ResultReader, store: Callable[[bytes], object], events: EventStore) -> None:
+    """Stores all that comes by a stream, also from other appliances and before this one started."""
     # why: what the store has forgotten must not come in again with the next start.
-    mark = f"results of {results.outage.url} {results.config.stream}"
+    mark = f"{reader.stream} of {reader.outage.url}"
     last_id = events.mark(mark) or "0-0"
     while True:
-        found = await results.read(last_id, READ_BLOCK_MS)
+        found = await reader.read(last_id, READ_BLOCK_MS)
         for result in found:
             try:
-                events.add(decode_description(result.body))
+                store(result.body)
             except ValueError as error:
-                logger.warning("job=%s has a result that is no description: %s", result.job_id, error)
+                logger.warning("job=%s: what %s says is not known: %s", result.job_id, reader.stream, error)
         if found:
             last_id = found[-1].entry_id
             events.set_mark(mark, last_id)

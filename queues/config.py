@@ -54,6 +54,11 @@ class QueueConfig:
         return self.key("results")
 
     @property
+    def told(self) -> str:
+        """Name of the stream of what producers tell, besides jobs."""
+        return self.key("told")
+
+    @property
     def dead(self) -> str:
         """Name of the dead-letter stream."""
         return self.key("dead")

@@ -64,6 +64,19 @@ class JobProducer:
             time.sleep(_POLL_S)
         return answer == 1
 
+    def tell(self, about: str, key: str, body: bytes) -> None:
+        """Append to the stream `config.told`, which `ResultReader` follows too; the newest are kept.
+
+        Raises `QueueUnavailable`; what was told twice is there twice.
+        """
+        entry = {"job_id": about, "key": key, "body": body}
+        told, most = self.config.told, self.config.result_max_len
+
+        def append(*_: object) -> Any:
+            return self._client.xadd(told, entry, maxlen=most, approximate=True)  # type: ignore[arg-type]
+
+        self._call(append, [])
+
     def count_drop(self, reason: str, number: int = 1) -> None:
         """Count jobs that this producer gave up by itself; all processes see them after its next `put`."""
         self._drops[reason] += number

@@ -12,11 +12,12 @@ class ResultReader:
     """Follows the results of one queue; any number of readers see all of them.
 
     The server keeps about the newest `result_max_len`. `async with ResultReader(url) as reader`, or `start`
-    and `close`.
+    and `close`. With `stream=config.told` it follows what producers tell instead.
     """
 
-    def __init__(self, url: str, config: QueueConfig | None = None) -> None:
+    def __init__(self, url: str, config: QueueConfig | None = None, *, stream: str | None = None) -> None:
         self.config = config or QueueConfig()
+        self.stream = stream or self.config.results
         self._link = Link(url, self.config)
 
     @property
@@ -30,9 +31,7 @@ class ResultReader:
 
     async def last_id(self) -> str:
         """The newest result's entry id, to read only what comes after it; "0-0" when there is none."""
-        newest: Any = await self._link.ask(
-            lambda: self._link.commands.xrevrange(self.config.results, count=1)
-        )
+        newest: Any = await self._link.ask(lambda: self._link.commands.xrevrange(self.stream, count=1))
         return str(newest[0][0].decode()) if newest else "0-0"
 
     async def read(self, after_id: str, block_ms: float = 1000, max_results: int = 64) -> list[Result]:
@@ -64,7 +63,7 @@ class ResultReader:
     async def _read(self, after_id: str, left_s: float, max_results: int) -> list[Result]:
         block_ms = max(1, round(min(left_s, self.config.max_block_s) * 1000)) if left_s else None
         reply: Any = await self._link.ask(
-            lambda: self._link.reads.xread({self.config.results: after_id}, count=max_results, block=block_ms)
+            lambda: self._link.reads.xread({self.stream: after_id}, count=max_results, block=block_ms)
         )
         entries = reply[0][1] if reply else []
         return [

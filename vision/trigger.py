@@ -16,6 +16,9 @@ from vision.zones import LineConfig, Places, Whereabouts, ZoneConfig
 SCENE = "scene"
 """The label of an observation that is of no track."""
 
+ON_DEMAND = "on_demand"
+"""The reason of an observation that was asked for."""
+
 
 @dataclass(frozen=True)
 class TriggerConfig:
@@ -108,7 +111,7 @@ class Trigger:
         is_fit = self._fit(frame, detections)
         rows = np.flatnonzero(is_fit).tolist()
         reasons = {row: reason for row in rows if (reason := self._reason_for(visits[row]))}
-        why = "on_demand" if is_asked_for else self._period_is_over() if not reasons else None
+        why = ON_DEMAND if is_asked_for else self._period_is_over() if not reasons else None
         if not reasons and not why:
             return None
         scores = detections.scores

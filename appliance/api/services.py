@@ -60,6 +60,9 @@ class Cameras(Protocol):
     async def frame(self, name: str) -> bytes | None:
         """A camera's newest frame as JPEG; None when there is no such camera or no frame yet."""
 
+    async def ask(self, camera: str) -> str | None:
+        """Ask for a description of a camera's next frame; its event's id, None if nobody can be asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiLimits:

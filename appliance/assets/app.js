@@ -153,9 +153,14 @@ async function followEvents() {
 // While words are looked for, the list shows what was found; what is new goes to the cameras only.
 let wanted = "";
 let searchTimer = null;
+const told = new Set();
 
 function onEvent(event) {
-  if (event.description !== null) cardOf(event.camera).querySelector("p").textContent = event.description;
+  // an event is told again whenever its track moves on, the camera's card shows the newest words
+  if (event.description !== null && !told.has(event.id)) {
+    told.add(event.id);
+    cardOf(event.camera).querySelector("p").textContent = event.description;
+  }
   if (wanted === "") showEvent(event);
 }
 
@@ -174,20 +179,23 @@ async function search() {
   byId("found").textContent = problem || (words && `${more ? "the newest " : ""}${data.length} found`);
 }
 
+// An event that is told again stays where it is in the list.
 function showEvent(event) {
-  const row = byId("event-row").content.firstElementChild.cloneNode(true);
+  const rows = byId("events");
+  const known = [...rows.children].find((row) => row.dataset.id === event.id);
+  const row = known ?? byId("event-row").content.firstElementChild.cloneNode(true);
+  row.dataset.id = event.id;
   const when = new Date(event.captured_at * 1000).toLocaleTimeString();
-  row.querySelector(".quiet").textContent = `${when} · ${event.camera} · ${event.label}`;
+  row.querySelector(".quiet").textContent = [when, event.camera, event.label, ...event.zones].join(" · ");
   const text = row.querySelector("p");
   text.textContent = event.description ?? (event.error ? `not described: ${event.error}` : "not described yet");
   text.classList.toggle("failed", Boolean(event.error));
   const image = row.querySelector("img");
-  image.addEventListener("load", () => { image.hidden = false; }, { once: true });
-  showImage(image, `v1/events/${encodeURIComponent(event.id)}/snapshot.jpg`).catch(() => {});
-  const rows = byId("events");
-  row.dataset.id = event.id;
-  for (const old of [...rows.children].filter((other) => other.dataset.id === event.id)) old.remove();
-  rows.prepend(row);
+  if (image.hidden && event.described_at !== null) {
+    image.addEventListener("load", () => { image.hidden = false; }, { once: true });
+    showImage(image, `v1/events/${encodeURIComponent(event.id)}/snapshot.jpg`).catch(() => {});
+  }
+  if (!known) rows.prepend(row);
   while (rows.children.length > MAX_ROWS) {
     URL.revokeObjectURL(rows.lastElementChild.querySelector("img").src);
     rows.lastElementChild.remove();

@@ -58,6 +58,9 @@ class _NoCameras:
     async def statuses(self) -> Sequence[CameraStatus]:
         return ()
 
+    async def ask(self, camera: str) -> str | None:
+        return None
+
     async def frame(self, name: str) -> bytes | None:
         return None
 

@@ -109,9 +109,13 @@ def _show(
 
 
 def _print_events(client: ApplianceClient, view: DemoView) -> None:
+    shown: deque[str] = deque(maxlen=1000)
     try:
         for event in client.events():
-            view.say(event_line(event))
+            # why: an event is told again when its track moves on
+            if event["described_at"] and event["id"] not in shown:
+                shown.append(event["id"])
+                view.say(event_line(event))
     except ClientError:
         return
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -100,11 +101,33 @@ def test_cameras_are_described_and_a_broken_one_is_told_apart(client):
 
 
 def test_descriptions_are_streamed_as_events(client):
-    event = next(iter(client.events()))
+    course: dict[str, list[Any]] = {}
+    for event in client.events():
+        course.setdefault(event["id"], []).append(event)
+        if event["description"] and len(course[event["id"]]) > 1:
+            break
 
     assert event["camera"] in CAMERAS
-    assert event["description"]
+    assert course[event["id"]][0]["description"] is None, "it was told when it began"
     assert event["prompt"].startswith("Describe this camera frame")
+
+
+def test_a_camera_is_described_when_asked(appliance, client):
+    """On demand: an event of its own, through the queue like every other."""
+    url = f"{appliance[1]}/v1/cameras"
+    asked = httpx.post(f"{url}/street/describe")
+    assert asked.status_code == 202
+    event = until(lambda: _described(f"{appliance[1]}{asked.json()['url']}"), START_S)
+    assert (event["id"], event["camera"], event["reason"]) == (asked.json()["id"], "street", "on_demand")
+    assert httpx.post(f"{url}/broken/describe").status_code == 503
+    unknown = httpx.post(f"{url}/roof/describe")
+    assert unknown.status_code == 404
+    assert "cameras: broken, street, yard" in unknown.json()["error"]["message"]
+
+
+def _described(url: str) -> dict[str, Any] | None:
+    event = httpx.get(url)
+    return event.json() if event.status_code == 200 and event.json()["described_at"] else None
 
 
 def test_events_are_posted_to_a_webhook_and_found_again(appliance, client, receiver):

@@ -58,6 +58,9 @@ class CamerasInMemory:
     async def frame(self, name: str) -> bytes | None:
         return self.frames.get(name)
 
+    async def ask(self, camera: str) -> str | None:
+        return None if self.failure else f"{camera}-asked-1"
+
 
 def two_cameras() -> CamerasInMemory:
     """`street` has a frame, `yard` has none and failed with a URL in its error."""

@@ -1,0 +1,48 @@
+"""`POST /v1/cameras/{name}/describe`: what a camera shows now, described like any other event."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+
+from appliance.api.errors import ApiError, not_found, unavailable
+from appliance.api.services import services_of
+
+router = APIRouter()
+
+_COMES_BACK = ("connecting", "stalled", "auth_failed", "not_found")
+
+
+@router.post("/v1/cameras/{name}/describe")
+async def describe_camera(request: Request, name: str) -> Response:
+    """202 with the id of the event in which the camera's next frame will be described.
+
+    It is described whatever it shows and however lately another one was. 404 names the cameras that there
+    are; 503 says that the camera gives no frames just now, 409 that it will give none.
+    """
+    cameras = services_of(request).cameras
+    states = {status.name: status.state for status in await cameras.statuses()}
+    _check_running(name, states)
+    event_id = await cameras.ask(name)
+    if event_id is None:
+        raise unavailable("the queue does not answer: try again", code="queue_unavailable")
+    body: dict[str, Any] = {
+        "id": event_id,
+        "object": "event",
+        "camera": name,
+        "url": f"/v1/events/{event_id}",
+    }
+    return JSONResponse(body, HTTPStatus.ACCEPTED)
+
+
+def _check_running(name: str, states: dict[str, str]) -> None:
+    if name not in states:
+        known = ", ".join(sorted(states)) or "none"
+        raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+    if states[name] in _COMES_BACK:
+        raise unavailable(f"the camera '{name}' is {states[name]}: try again", code="camera_not_ready")
+    if states[name] != "running":
+        message = f"the camera '{name}' is {states[name]}, there is nothing to describe"
+        raise ApiError(HTTPStatus.CONFLICT, message, code="camera_not_running")
