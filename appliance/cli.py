@@ -16,6 +16,7 @@ from appliance.command_line import (
     load_given,
     readable_errors,
 )
+from appliance.config_cli import config_app
 from appliance.operate import outputs
 from appliance.operate_queue import queue
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(bench, name="bench")
+app.add_typer(config_app, name="config")
 app.add_typer(outputs, name="outputs")
 app.add_typer(queue, name="queue")
 

@@ -13,6 +13,7 @@ from vision.errors import ModelNotFound, ModelUnsupported, UnknownClass, VisionE
 from vision.gate import DeviceGate
 from vision.layer_turns import LayerTurns
 from vision.pixels import to_bgr8
+from vision.runtimes import check_runtime
 from vision.selftest import check_model, check_tflite
 from vision.types import Detections, Image
 from vision.ultralytics_quiet import import_ultralytics
@@ -158,6 +159,7 @@ def _has_definition(name: str) -> bool:
 
 
 def _load(path: str) -> Any:
+    check_runtime(path)
     with _as_unsupported(path):
         yolo = import_ultralytics().YOLO(
             path, task=None if path.endswith((".pt", *_DEFINITIONS)) else "detect"

@@ -23,14 +23,18 @@ def _give_pillow_back() -> None:
 def import_ultralytics() -> Any:
     """Import ultralytics late (it brings torch, seconds) and return the module.
 
-    Environment variables that are set already win. Its log goes to the ``ultralytics`` logger without a
-    handler of its own, and ``.pt`` files are read with ``weights_only`` against its list of known classes.
+    Environment variables that are set already win, but nothing is ever installed. Its log goes to the
+    ``ultralytics`` logger without a handler of its own, and ``.pt`` files are read with ``weights_only``
+    against its list of known classes.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ultralytics
     from ultralytics.nn import tasks
+    from ultralytics.utils import checks
 
+    # why: a model must not change what is installed, whatever the environment allows to others
+    checks.AUTOINSTALL = False
     # why: the switch in the environment is read at import, which may have happened before
     tasks.SAFE_LOAD = True
     _give_pillow_back()

@@ -146,6 +146,29 @@ def test_mistakes_in_a_config_come_all_at_once(tmp_path):
     )
 
 
+def test_config_check_tells_what_is_used():
+    result = run("config", "check", str(Path(__file__).parents[2] / "configs" / "cameras.yaml"))
+
+    assert result.exit_code == 0
+    for line in (
+        "zone      crossing: person, after 2 frames and 0 s",
+        "describe  person: new_track, dwell of 3 s",
+    ):
+        assert line in result.stdout
+
+
+def test_config_check_tells_every_problem_and_no_password(tmp_path):
+    path = tmp_path / "box.yaml"
+    path.write_text("cameras: {a: {source: 'rtsp://u:s3cret@h/', record: {enabled: true}, fps: 0}}\n")
+    result = run("config", "check", str(path))
+
+    assert result.exit_code == 1
+    fps, record = sorted(result.stderr.splitlines())
+    assert fps.startswith(f"appliance: {path}: cameras.a.fps: Input should be greater than 0")
+    assert "cameras.a.record: a key of Frigate's that is not supported" in record
+    assert "s3cret" not in result.output
+
+
 def test_an_output_that_cannot_be_written(tmp_path):
     assert "choose another --output" in refusal("replay", STREET, "--output", str(tmp_path))
     file = tmp_path / "file"

@@ -2,17 +2,19 @@
 
 import io
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from appliance.describer import prompt_of
 from appliance.jobs import decode_job
 from appliance.observing import make_job
 from appliance.settings import Settings, load_settings
 from appliance.viewing import wanted_labels
 from vision.detector import Detector
-from vision.types import Detections, Frame, Observation
+from vision.types import Detections, Frame, Observation, Sighting
 
 NAMES = {0: "person", 2: "car", 5: "giraffe"}
 
@@ -44,6 +46,46 @@ def test_the_picture_keeps_its_colours_and_is_made_small():
     assert (body.width, body.height) == (640, 360)
     assert body.detections[0]["box"] == {"x1": 10, "y1": 20, "x2": 110, "y2": 220}
     assert (body.label, body.track_id, body.frame_index, body.time_s) == ("car", 7, 12, 1.235)
+
+
+def test_the_prompt_is_of_the_class_and_knows_where_it_is():
+    chosen = load_settings(
+        None,
+        {
+            "describe": {"prompt": "Any.", "object_prompts": {"car": '{camera}, {zones}: {label}? {"a": 1}'}},
+            "cameras": {
+                "front": {
+                    "source": "a.mp4",
+                    "friendly_name": "Front door",
+                    "zones": {"p": {"coordinates": "0,0,1,0,1,1", "friendly_name": "Porch"}},
+                }
+            },
+        },
+    )
+    seen = replace(observation(), zones=("p",), zones_by_row=(("p",),))
+
+    body = decode_job(make_job(seen, chosen, job_id="a", source="a", is_live=False).body)
+
+    assert body.prompt == 'Front door, Porch: car? {"a": 1}'
+    assert (body.camera_name, body.taken) == ("Front door", "0:01.2 into the recording")
+    assert body.detections[0]["zones"] == ["p"]
+    other = make_job(observation(), settings(prompt="Any."), job_id="a", source="a", is_live=True)
+    assert decode_job(other.body).prompt == "Any."
+
+
+def test_a_crop_shows_the_object_with_a_margin_and_earlier_pictures_are_cut_alike():
+    half = observation(320, 180)
+    earlier = Sighting(half.frame, replace(half.detections, boxes=half.detections.boxes / 2))
+    seen = replace(observation(), earlier=(earlier,))
+    chosen = settings(image="crop", crop_margin=0.1, max_images=2)
+
+    body = decode_job(make_job(seen, chosen, job_id="a", source="a", is_live=False).body)
+
+    assert body.crop == [0, 0, 130, 240], "20 pixels around 10,20 to 110,220, within the frame"
+    sizes = [Image.open(io.BytesIO(picture)).size for picture in (body.image, *body.earlier)]
+    assert sizes == [(130, 240), (65, 120)]
+    (message,) = prompt_of(body, Image.new("RGB", (130, 240)), has_context=False)
+    assert message["content"][-1]["text"] == "\nDetected: 1 car (middle)."
 
 
 @pytest.mark.parametrize("is_live", [True, False])

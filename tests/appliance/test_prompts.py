@@ -2,7 +2,14 @@
 
 import pytest
 
-from appliance.prompts import DEFAULT_INSTRUCTION, describe_messages, detection_line
+from appliance.prompts import (
+    DEFAULT_INSTRUCTION,
+    RULES,
+    SEVERAL,
+    context_line,
+    describe_messages,
+    detection_line,
+)
 
 
 def test_detection_line_counts_and_places():
@@ -50,4 +57,19 @@ def test_without_a_detection_line_the_picture_is_last():
     assert describe_messages(" Look. ", None, "")[0]["content"] == [
         {"type": "text", "text": "Look.\n"},
         {"type": "image", "image": None},
+    ]
+
+
+def test_with_a_context_the_model_is_told_where_and_when_and_to_speak_of_nothing_else():
+    zones = [("person", ["porch", "yard"]), ("car", []), ("person", ["porch", "yard"])]
+    context = context_line("Front door", "2026-01-31 12:00:00", zones)
+    assert context == "Camera: Front door. Time: 2026-01-31 12:00:00. In zones: person in porch and yard."
+    assert context_line("Gate", "", []) == "Camera: Gate."
+    (message,) = describe_messages(
+        "Look.", "new", "Detected: nothing.", earlier=["old", "older"], context=context
+    )
+    assert message["content"] == [
+        {"type": "text", "text": f"Look.\n{RULES}\n{SEVERAL}\n"},
+        *({"type": "image", "image": name} for name in ("old", "older", "new")),
+        {"type": "text", "text": f"\n{context}\nDetected: nothing."},
     ]

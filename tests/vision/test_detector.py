@@ -237,6 +237,35 @@ def test_files_that_are_no_model(
     assert Path(name).exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("a.onnx", "onnxruntime", "onnxruntime"),
+        ("a_openvino_model", "openvino", "openvino"),
+        ("a.tflite", "ai_edge_litert", "ai-edge-litert"),
+        ("a.engine", "tensorrt", "tensorrt"),
+    ],
+)
+def test_a_runtime_that_is_missing_is_named_and_not_installed(
+    tmp_path: Path,
+    name: str,
+    module: str,
+    package: str,
+    no_network: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the environment says to ultralytics, which would fetch it by pip."""
+    monkeypatch.setattr("vision.runtimes.find_spec", lambda wanted: None if wanted == module else wanted)
+    monkeypatch.setenv("YOLO_AUTOINSTALL", "true")
+    (tmp_path / name).mkdir() if name.endswith("_model") else (tmp_path / name).touch()
+    with pytest.raises(ModelUnsupported, match=f"needs the package {package}, .*pip install {package}"):
+        Detector(DetectorConfig(str(tmp_path / name)))
+    from ultralytics.utils import checks
+
+    import_ultralytics()
+    assert not checks.AUTOINSTALL
+
+
 def test_code_in_a_weight_file_does_not_run(tmp_path: Path) -> None:
     import torch
 
