@@ -68,7 +68,8 @@ class EventStore:
     def add(self, description: Description, snapshot: bytes | None = None) -> bool:
         """Join a description to its event, with a JPEG of what it describes; False when it is there already.
 
-        A text replaces an earlier error of the same job; nothing else is replaced.
+        A text replaces an earlier error of the same job; nothing else is replaced. Raises `EventStoreError`
+        when the file cannot be written, and then nothing has changed.
         """
         kind: Kind = "failed" if description.text is None else "described"
         return self._put(
@@ -84,19 +85,24 @@ class EventStore:
     def _put(
         self, kind: Kind, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None
     ) -> bool:
-        database = self._database
-        with self._lock, transaction(database):
-            before, body = _read(database, event_id)
-            after = join(body)
-            if after is None:
-                return False
-            seq = _replace(database, before, after)
-            if snapshot:
-                database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, snapshot))
-            self.outbox.put(kind, seq, after)
-            self._forget(seq)
-        self.wake_followers()
-        return True
+        try:
+            with self._lock, transaction(self._database):
+                before, body = _read(self._database, event_id)
+                after = join(body)
+                if after is not None:
+                    self._store(kind, before, after, snapshot)
+        except sqlite3.Error as error:
+            raise EventStoreError(f"the event {event_id} cannot be stored: {error}") from error
+        if after is not None:
+            self.wake_followers()
+        return after is not None
+
+    def _store(self, kind: Kind, before: int | None, body: Body, snapshot: bytes | None) -> None:
+        seq = _replace(self._database, before, body)
+        if snapshot:
+            self._database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, snapshot))
+        self.outbox.put(kind, seq, body)
+        self._forget(seq)
 
     def newest(self, wanted: EventFilter, limit: int, before: int | None = None) -> list[StoredEvent]:
         """The newest events that match, newest first; with `before` those whose `seq` is smaller.
@@ -138,11 +144,14 @@ class EventStore:
         return None if row is None else str(row[0])
 
     def set_mark(self, name: str, value: str) -> None:
-        """Keep how far something was read; the marks that were set last are kept."""
+        """Keep how far something was read; the newest marks are kept. Raises `EventStoreError`."""
         oldest = "SELECT rowid FROM marks ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-        with self._lock, transaction(self._database):
-            self._database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
-            self._database.execute(f"DELETE FROM marks WHERE rowid IN ({oldest})", (_MAX_MARKS,))
+        try:
+            with self._lock, transaction(self._database):
+                self._database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
+                self._database.execute(f"DELETE FROM marks WHERE rowid IN ({oldest})", (_MAX_MARKS,))
+        except sqlite3.Error as error:
+            raise EventStoreError(f"{name} cannot be stored: {error}") from error
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:

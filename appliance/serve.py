@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -15,7 +16,7 @@ from appliance.board import BoardReader
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
-from appliance.jobs import decode_change, decode_description
+from appliance.jobs import Description, decode_change, decode_description
 from appliance.logs import set_up_logging
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
@@ -23,7 +24,7 @@ from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
 from appliance.tasks import StoppedError, outlast, run_beside, run_until
-from queues import EmbeddedServer, JobConsumer, ResultReader
+from queues import EmbeddedServer, JobConsumer, Result, ResultReader
 from queues.errors import QueueError
 from vlm_engine import EngineProcess
 from vlm_engine.errors import EngineError
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 READ_BLOCK_MS = 1000
 WATCH_EVERY_S = 1.0
+STORE_AGAIN_S = 5.0
 POLL_S = 0.1
 
 
@@ -128,7 +130,7 @@ class _Service:
             concurrency=self._settings.describe.concurrency,
             max_tokens=self._settings.describe.max_tokens,
             has_context=not self._settings.is_bundled_vlm,
-            on_settled=self._events.add,
+            on_settled=partial(_keep, self._events),
         )
 
 
@@ -164,14 +166,30 @@ async def _follow(reader: ResultReader, store: Callable[[bytes], object], events
     last_id = events.mark(mark) or "0-0"
     while True:
         found = await reader.read(last_id, READ_BLOCK_MS)
-        for result in found:
-            try:
-                store(result.body)
-            except ValueError as error:
-                logger.warning("job=%s: what %s says is not known: %s", result.job_id, reader.stream, error)
-        if found:
-            last_id = found[-1].entry_id
-            events.set_mark(mark, last_id)
+        try:
+            for result in found:
+                _store_result(reader, result, store)
+            if found:
+                events.set_mark(mark, found[-1].entry_id)
+                last_id = found[-1].entry_id
+        except EventStoreError as error:
+            logger.error("%s waits until events can be stored: %s", reader.stream, error)
+            await asyncio.sleep(STORE_AGAIN_S)
+
+
+def _store_result(reader: ResultReader, result: Result, store: Callable[[bytes], object]) -> None:
+    try:
+        store(result.body)
+    except ValueError as error:
+        logger.warning("job=%s: what %s says is not known: %s", result.job_id, reader.stream, error)
+
+
+def _keep(events: EventStore, description: Description, jpeg: bytes) -> None:
+    try:
+        events.add(description, jpeg)
+    except EventStoreError as error:
+        # why: the answer goes on to the results, from where it is stored as soon as that is possible.
+        logger.error("camera=%s job=%s lost its picture: %s", description.camera, description.job_id, error)
 
 
 async def _serve_http(server: ApiServer, listener: socket.socket) -> None:

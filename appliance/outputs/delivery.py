@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
@@ -58,7 +59,15 @@ class Delivery:
         self._num_outages = 0
 
     async def run(self) -> None:
-        """Sends until cancelled."""
+        """Sends until cancelled, also when the event file cannot be used for a while."""
+        while True:
+            try:
+                await self._send_all()
+            except sqlite3.Error as error:
+                logger.error("output=%s cannot use the event file: %s", self._output.name, error)
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+    async def _send_all(self) -> None:
         async for message in self._due():
             try:
                 await self._output.send(message)

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from appliance.events import EventStore
+from appliance.events import EventStore, EventStoreError
 from appliance.output_settings import OutputSettings
+from appliance.outputs import delivery
 from appliance.settings import Settings, SettingsError, load_settings, to_json
 from tests.appliance.descriptions import description
 from tests.appliance.outputs.conftest import RunOutputs, until_async
@@ -135,6 +136,27 @@ async def test_a_receiver_that_comes_back(
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 2
     assert not [text for text in caplog.text.split() if "hush" in text or "doe" in text or "p%40ss" in text]
+
+
+async def test_a_disk_that_is_full_for_a_while(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was confirmed but could not be noted down comes again; what could not be stored is refused."""
+    monkeypatch.setattr(delivery, "LOOK_AGAIN_S", 0.05)
+    store.add(description("0"))
+    store._database.execute("PRAGMA query_only = ON")
+    with pytest.raises(EventStoreError, match="the event 1 cannot be stored"):
+        store.add(description("1"))
+    store._database.execute("PRAGMA query_only = OFF")
+    async with run_outputs(webhooks=[webhook(receiver)]):
+        store.add(description("2"))
+        await sent(store, 1)
+        store.add(description("3"))
+        store._database.execute("PRAGMA query_only = ON")
+        await until_async(lambda: receiver.ids.count("3") > 1)
+        store._database.execute("PRAGMA query_only = OFF")
+        await sent(store, 2)
+    assert set(receiver.ids) == {"2", "3"}
 
 
 async def test_a_receiver_that_hangs_or_talks_without_end(
