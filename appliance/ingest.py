@@ -101,9 +101,15 @@ class VisionWorker:
             for result in self._pipeline.process(frames):
                 self._publish(result)
         else:
-            self._wake.wait(IDLE_WAIT_S)
+            self._wait_for_frames()
         if time.monotonic() - self._reported_at >= STATUS_EVERY_S:
             self._report()
+
+    def _wait_for_frames(self) -> None:
+        started_s = time.monotonic()
+        self._wake.wait(IDLE_WAIT_S)
+        if self._gate is not None:
+            self._gate.add_idle(time.monotonic() - started_s)
 
     def _forget_reopened(self) -> None:
         """A stream that was away starts with new tracks."""

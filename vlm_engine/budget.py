@@ -42,6 +42,10 @@ class StepBudget(Protocol):
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """How many encoder slices of the image, from the first that is not done, fit."""
 
+    @property
+    def has_chats(self) -> bool:
+        """Whether the step computes tokens that somebody waits for, as far as it is planned."""
+
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """How many pieces of a detector's turn fit; ``costs_ms[i]`` is what its first ``i + 1`` take."""
 
@@ -94,6 +98,11 @@ class StaticBudget:
         is_first = self._encoder_tokens == self.max_encoder_tokens
         fits = is_first or image.length <= self._encoder_tokens
         return len(image.slices) - num_done if fits else 0
+
+    @property
+    def has_chats(self) -> bool:
+        """See `StepBudget`; without a count of milliseconds nothing is spread for their sake."""
+        return False
 
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
@@ -238,10 +247,15 @@ class TimeBudget:
         num_left = len(image.slices) - num_done
         return _largest(num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms)
 
+    @property
+    def has_chats(self) -> bool:
+        """See `StepBudget`."""
+        return self._steps.num_tokens > 0
+
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`; a piece that is longer than every allowance runs while no chat computes."""
         fits = bisect_right(costs_ms, self._background_allowance_ms - self._planned_ms)
-        return fits or int(not self._steps.num_tokens)
+        return fits or int(not self.has_chats)
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms

@@ -87,6 +87,11 @@ class VariedBudget:
         """See `StepBudget`."""
         return min(self._num_slices, len(image.slices) - num_done)
 
+    @property
+    def has_chats(self) -> bool:
+        """See `StepBudget`."""
+        return False
+
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
         return 0

@@ -57,6 +57,7 @@ class GateClient:
         self._socket: socket.socket | None = None
         self._turn: int | None = None
         self._num_untold = 0
+        self._idle_s = 0.0
         self._retry_at_s = float("-inf")
         self._was_away = False
 
@@ -89,6 +90,10 @@ class GateClient:
             except OSError as error:
                 self._give_up(error)
 
+    def add_idle(self, seconds: float) -> None:
+        """Say that there were no frames to look at for a while; what then is not urgent can be spread."""
+        self._idle_s += seconds
+
     def close(self) -> None:
         """End the connection; a turn that is held goes back with it."""
         if self._socket is not None:
@@ -99,8 +104,8 @@ class GateClient:
         asked_s = self._clock()
         if self._socket is None:
             self._connect()
-        self._send(Ask(list(piece_ms), asked_s, self._num_untold))
-        self._num_untold = 0
+        self._send(Ask(list(piece_ms), asked_s, self._num_untold, self._idle_s))
+        self._num_untold, self._idle_s = 0, 0.0
         answer = self._receive(asked_s + self._patience_s)
         if not isinstance(answer, Grant):
             self.is_shared = False

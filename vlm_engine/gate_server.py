@@ -151,19 +151,20 @@ class GateServer:
             raise ValueError("it asks for the device while it has it")
         self.turns.books.counts["ungated"] += ask.num_ungated
         # why: what another process says of the time must not make it wait longer than it can have waited
-        self.turns.ask(peer.number, ask.piece_ms, min(ask.asked_s, self._clock()))
+        self.turns.ask(peer.number, ask.piece_ms, min(ask.asked_s, self._clock()), ask.idle_s)
 
     def _take_back(self, peer: _Peer, number: int) -> None:
         turn, is_late = peer.turn, peer is not self._lent
         if turn is None or turn.number != number:
             raise ValueError(f"it gives back turn {number}, which it has not")
-        measured_ms = 1e3 * (self._clock() - peer.started_s)
+        now = self._clock()
+        measured_ms = 1e3 * (now - peer.started_s)
         peer.turn = None
         if is_late:
             self.turns.learn(turn, measured_ms)
         else:
             self._lent = None
-            self.turns.finish(turn, measured_ms)
+            self.turns.finish(turn, measured_ms, now)
 
     def _send(self, peer: _Peer, message: ToDetector) -> None:
         try:

@@ -23,11 +23,13 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
         piece_ms: Milliseconds of each piece left of its batch.
         asked_s: Since when, on the machine's monotonic clock.
         num_ungated: How often it went on without an answer since it last said so.
+        idle_s: How long it had no frames since it last asked.
     """
 
     piece_ms: list[float]
     asked_s: float
     num_ungated: int
+    idle_s: float = 0.0
 
 
 class Release(msgspec.Struct, frozen=True, tag=True):
@@ -83,5 +85,6 @@ def decode_to_detector(message: bytes) -> ToDetector:
 def _check(ask: Ask) -> None:
     if not 1 <= len(ask.piece_ms) <= MAX_PIECES:
         raise ValueError(f"piece_ms must have 1 to {MAX_PIECES} items, not {len(ask.piece_ms)}")
-    if not all(0 <= ms < float("inf") for ms in ask.piece_ms) or ask.num_ungated < 0:
-        raise ValueError("piece_ms and num_ungated must be finite numbers from 0")
+    numbers = (*ask.piece_ms, ask.num_ungated, ask.idle_s)
+    if not all(0 <= number < float("inf") for number in numbers):
+        raise ValueError("piece_ms, num_ungated and idle_s must be finite numbers from 0")

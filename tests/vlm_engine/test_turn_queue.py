@@ -22,9 +22,14 @@ FLOOR = 2.0
 class Room(StaticBudget):
     """A budget with a number of milliseconds for turns, and nothing else."""
 
-    def __init__(self, room_ms: float) -> None:
+    def __init__(self, room_ms: float, *, has_chats: bool = False) -> None:
         super().__init__(1)
         self.room_ms = room_ms
+        self._has_chats = has_chats
+
+    @property
+    def has_chats(self) -> bool:
+        return self._has_chats
 
     def fit_turn(self, costs_ms: Sequence[float]) -> int:
         assert list(costs_ms) == sorted(costs_ms), "more pieces never cost less"
@@ -38,8 +43,8 @@ def make_queue(*clients: int, floor: float = FLOOR) -> TurnQueue:
     return queue
 
 
-def take(queue: TurnQueue, room_ms: float, now: float) -> Turn | None:
-    turn = queue.propose(Room(room_ms), now)
+def take(queue: TurnQueue, room_ms: float, now: float, *, has_chats: bool = False) -> Turn | None:
+    turn = queue.propose(Room(room_ms, has_chats=has_chats), now)
     if turn is not None:
         queue.start(turn)
     return turn
@@ -60,13 +65,13 @@ def test_what_fits_is_given_in_whole_pieces_and_the_rest_asked_again() -> None:
     assert (turn.client, turn.num_pieces, turn.piece_ms, turn.ends_round) == (1, 2, 20, False)
     assert turn.waited_s == pytest.approx(0.249)
     assert not queue.is_waiting
-    queue.finish(turn, 21.0)
+    queue.finish(turn, 21.0, 1.28)
     queue.ask(1, [10], asked_s=1.3)
     last = take(queue, 24.0, 1.3)
     assert last is not None
     assert last.ends_round
     assert last.number != turn.number
-    queue.finish(last, 11.0)
+    queue.finish(last, 11.0, 1.32)
     stats = queue.stats()
     assert (stats.num_rounds, stats.wait.num_values, stats.length.num_values) == (1, 2, 2)
     assert stats.counts["floor_overruns"] == 0
@@ -83,7 +88,7 @@ def test_the_floor_takes_its_pieces_evenly_over_the_period_and_counts_them() -> 
         turn = take(queue, 0.0, now)
         if turn is not None:
             assert turn.is_overrun
-            queue.finish(turn, 5.0 * turn.num_pieces)
+            queue.finish(turn, 5.0 * turn.num_pieces, now)
             given.append((now, turn.num_pieces))
             left = left - turn.num_pieces or 10
     assert queue.stats().num_rounds == 4
@@ -101,9 +106,47 @@ def test_long_steps_are_made_up_for() -> None:
         turn = take(queue, 0.0, now)
         if turn is not None:
             assert turn.num_pieces <= 8
-            queue.finish(turn, 5.0 * turn.num_pieces)
+            queue.finish(turn, 5.0 * turn.num_pieces, now)
             left = left - turn.num_pieces or 10
     assert queue.stats().num_rounds >= 2 * 5
+
+
+def run_cameras(queue: TurnQueue, fps: float, *, from_s: float = 0.0) -> list[int]:
+    """Frames at a rate, ten pieces of 5 ms each, steps of 20 ms beside a chat; sizes of the last turns."""
+    now, free_s, left, idle_s, num_seen, sizes = from_s, from_s, 0, 0.0, int(from_s * fps), list[int]()
+    while now < from_s + 20:
+        if not queue.is_waiting and not left and now >= free_s:
+            next_s = (num_seen + 1) / fps
+            if now >= next_s:
+                idle_s, left, num_seen = max(0.0, next_s - free_s), 10, int(now * fps)
+        if left and not queue.is_waiting:
+            queue.ask(1, [5.0] * left, now, idle_s)
+        turn = take(queue, 60.0, now, has_chats=True)
+        if turn is not None:
+            now += turn.piece_ms / 1e3
+            queue.finish(turn, turn.piece_ms, now)
+            left -= turn.num_pieces
+            free_s = now + 0.01
+            sizes.append(turn.num_pieces)
+        now += 0.02
+    return sizes[-30:]
+
+
+def test_beside_a_chat_a_round_is_spread_until_the_next_frames() -> None:
+    """Five frames a second: not one step of 70 ms in ten, but each a little longer; and no frame is lost."""
+    queue = make_queue(1)
+    sizes = run_cameras(queue, 5.0)
+    assert max(sizes) <= 5
+    assert queue.stats().num_rounds >= 5 * 20 - 5
+    assert queue.books.counts["floor_overruns"] == 0
+
+
+def test_a_detector_without_pauses_is_not_slowed_down() -> None:
+    """More frames than it can see: whole rounds again, as fast as there is room."""
+    queue = make_queue(1)
+    run_cameras(queue, 5.0)
+    sizes = run_cameras(queue, 100.0, from_s=21.0)
+    assert sum(sizes) / len(sizes) >= 9
 
 
 def test_who_was_away_has_nothing_to_claim() -> None:
@@ -146,7 +189,7 @@ def test_what_turns_really_take_is_learned() -> None:
         queue.ask(1, [10.0], asked_s=float(tick))
         turn = take(queue, 1000, float(tick))
         assert turn is not None
-        queue.finish(turn, 30.0)
+        queue.finish(turn, 30.0, tick + 0.03)
     queue.ask(1, [10.0], asked_s=30.0)
     turn = take(queue, 1000, 30.0)
     assert turn is not None
@@ -230,9 +273,13 @@ asks = st.tuples(
 
 
 @settings(max_examples=200, deadline=None)
-@given(steps=st.lists(st.tuples(asks, st.floats(0, 200), st.booleans()), max_size=60))
+@given(
+    steps=st.lists(st.tuples(asks, st.floats(0, 200), st.booleans()), max_size=60),
+    has_chats=st.booleans(),
+    idle_s=st.floats(0, 100),
+)
 def test_for_any_wishes_and_any_room(
-    steps: list[tuple[tuple[int, list[float], float], float, bool]],
+    steps: list[tuple[tuple[int, list[float], float], float, bool]], has_chats: bool, idle_s: float
 ) -> None:
     """Only who waits gets a turn; what is more than fits is an overrun; nobody is passed for ever."""
     queue, now, waiting = make_queue(0, 1, 2, 3), 0.0, dict[int, tuple[list[float], float]]()
@@ -243,9 +290,9 @@ def test_for_any_wishes_and_any_room(
             queue.join(client)
             waiting.pop(client, None)
         elif client not in waiting:
-            queue.ask(client, pieces, now)
+            queue.ask(client, pieces, now, idle_s)
             waiting[client] = (pieces, now)
-        turn = take(queue, room_ms, now)
+        turn = take(queue, room_ms, now, has_chats=has_chats)
         assert queue.is_waiting == (len(waiting) > (turn is not None))
         if turn is None:
             assert all(now - asked_s < 1 / FLOOR for _, asked_s in waiting.values())
@@ -256,7 +303,7 @@ def test_for_any_wishes_and_any_room(
         assert turn.waited_s == pytest.approx(now - asked_s)
         assert turn.ends_round == (turn.num_pieces == len(wished))
         assert 100 <= turn.lease_ms <= 2000
-        queue.finish(turn, turn.piece_ms)
+        queue.finish(turn, turn.piece_ms, now)
     assert queue.books.counts["floor_overruns"] <= queue.stats().wait.num_values
 
 
