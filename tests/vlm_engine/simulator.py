@@ -15,6 +15,8 @@ from vlm_engine.plan import StepPlan
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence, Status
 from vlm_engine.slices import TowerLayout, cut
+from vlm_engine.turn import Turn
+from vlm_engine.turn_queue import TurnQueue
 
 # Milliseconds of a 2-core machine with the 210 M model of the benchmarks, as `StepWork.features`.
 STEP_TRUTH = (14.0, 38.0, 6.0, 3.0, 9.0)
@@ -49,7 +51,14 @@ class Truth:
 class Simulator:
     """Events in time order, a scheduler, and what its chats and frames felt."""
 
-    def __init__(self, budget: str = "latency", *, truth: Truth | None = None, **targets: float) -> None:
+    def __init__(
+        self,
+        budget: str = "latency",
+        *,
+        truth: Truth | None = None,
+        turns: TurnQueue | None = None,
+        **targets: float,
+    ) -> None:
         self.now = 0.0
         self.truth = truth or Truth()
         self.cost = CostModel()
@@ -57,7 +66,10 @@ class Simulator:
         self.budget: StepBudget = (
             StaticBudget(2048) if budget == "static" else TimeBudget(self.cost, self.targets, 2048)
         )
-        self.scheduler = Scheduler(BlockPool(2000, 16), EncoderCache(16384), self.budget, max_num_seqs=32)
+        self.scheduler = Scheduler(
+            BlockPool(2000, 16), EncoderCache(16384), self.budget, max_num_seqs=32, turns=turns
+        )
+        self.on_turn: Callable[[Turn], None] | None = None
         self.gaps_ms: list[float] = []
         self.lateness_ms: list[float] = []
         self.ttfts_ms: list[float] = []
@@ -115,8 +127,11 @@ class Simulator:
         plan = self.scheduler.plan(self.now)
         for sequence in plan.expired:
             self._end(sequence)
+        if plan.turn is not None:
+            assert self.on_turn is not None, "a turn for nobody"
+            self.on_turn(plan.turn)
         if plan.is_empty:
-            assert plan.expired, "a step without progress"
+            assert plan.expired or plan.turn, "a step without progress"
             return
         step_work, slice_work = plan.step_work, plan.slice_work
         step_ms, slice_ms = self.truth.step_ms(step_work), self.truth.slice_ms(slice_work)
