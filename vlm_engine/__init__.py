@@ -22,7 +22,7 @@ from vlm_engine.errors import (
 from vlm_engine.gate_client import GateClient
 from vlm_engine.metrics import ClassStats, EngineStats
 from vlm_engine.request import GenerationRequest, Timings, TokenEvent, Usage
-from vlm_engine.sampling_params import SamplingParams
+from vlm_engine.sampling_params import SamplingParams, StructuredOutput
 from vlm_engine.trace import StepTimes, StepTrace, TracePart
 from vlm_engine.turn import TurnStats
 
@@ -57,6 +57,7 @@ __all__ = [
     "SamplingParams",
     "StepTimes",
     "StepTrace",
+    "StructuredOutput",
     "Timings",
     "TokenEvent",
     "TracePart",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from vlm_engine.grammar import GrammarError, GrammarMatcher
 from vlm_engine.logits import LogitEditor
 from vlm_engine.sampler import make_generator, sample
 from vlm_engine.sequence import Sequence
@@ -34,10 +35,14 @@ class Choices:
     Args:
         token_ids: One for each row.
         logprobs: For the rows that want them.
+        ended: Rows whose text is complete with this token, because its grammar is.
+        failed: Why a row has no token to choose from.
     """
 
     token_ids: list[int]
     logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
+    ended: frozenset[int] = frozenset()
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 class TokenChooser:
@@ -45,13 +50,15 @@ class TokenChooser:
 
     Args:
         sequence: The sequence.
+        matcher: What its text must keep to, at its start.
     """
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, matcher: GrammarMatcher | None = None) -> None:
+        self.matcher = matcher
         self.params = sequence.request.sampling
         self.generator = make_generator(self.params)
         self.editor = LogitEditor(sequence) if LogitEditor.is_needed(self.params) else None
-        self.is_plain = self.editor is None and self.params.logprobs is None
+        self.is_plain = self.editor is None and matcher is None and self.params.logprobs is None
 
 
 def choose(logits: Tensor, choosers: Many[TokenChooser]) -> Choices:
@@ -66,11 +73,32 @@ def choose(logits: Tensor, choosers: Many[TokenChooser]) -> Choices:
     told = [row for row, each in enumerate(choosers) if each.params.logprobs is not None]
     # why: taken before anything is edited, so that they are the model's own, as in vLLM
     logprobs = logits[told].float().log_softmax(dim=-1)
-    for row, each in zip(logits, choosers, strict=True):
+    failed = _edit(logits, choosers)
+    token_ids = _sample(logits, choosers)
+    return Choices(
+        token_ids,
+        _logprobs(logprobs, told, token_ids, choosers) if told else {},
+        frozenset(
+            row
+            for row, each in enumerate(choosers)
+            if each.matcher is not None and row not in failed and each.matcher.accept(token_ids[row])
+        ),
+        failed,
+    )
+
+
+def _edit(logits: Tensor, choosers: Many[TokenChooser]) -> dict[int, str]:
+    """Change the rows of those who want it, in place; returns why some cannot go on."""
+    failed = {}
+    for index, (row, each) in enumerate(zip(logits, choosers, strict=True)):
         if each.editor is not None:
             each.editor.edit(row)
-    token_ids = _sample(logits, choosers)
-    return Choices(token_ids, _logprobs(logprobs, told, token_ids, choosers) if told else {})
+        if each.matcher is not None:
+            try:
+                each.matcher.edit(row)
+            except GrammarError as error:
+                failed[index] = f"the answer's form cannot be kept to any further: {error}"
+    return failed
 
 
 def _sample(logits: Tensor, choosers: Many[TokenChooser]) -> list[int]:

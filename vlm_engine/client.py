@@ -23,6 +23,7 @@ import zmq.asyncio
 from vlm_engine import errors, wire
 from vlm_engine.config import EngineConfig, TurnConfig
 from vlm_engine.errors import EngineStopped, ModelLoadError, RequestError
+from vlm_engine.grammar import check_grammar
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PromptPreparer, load_prompts
 from vlm_engine.request import GenerationRequest, TokenEvent
@@ -188,6 +189,8 @@ class EngineProcess:
         prompts, ready = self._prompts, self._ready
         if prompts is None or ready is None:
             raise EngineStopped("the engine is not started")
+        if request.sampling.structured is not None:
+            check_grammar(request.sampling.structured)
         prompt = prompts.prepare(request.messages)
         ready.limits.check(prompt, request.sampling)
         prompt = wire.narrowed(prompt, ready.dtype)

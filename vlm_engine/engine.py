@@ -14,6 +14,7 @@ from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.errors import RequestError
+from vlm_engine.grammar import Grammars
 from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
@@ -28,8 +29,6 @@ from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
 
 log = logging.getLogger(__name__)
-
-NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
 
 
 class Engine:
@@ -76,6 +75,7 @@ class Engine:
         self.limits = PromptLimits(
             min(longest, pool.num_tokens), config.encoder_cache_tokens, spec.vocab_size
         )
+        self.grammars = Grammars(self.model.prompts.tokenizer, spec.vocab_size, spec.stop_token_ids)
         self.num_steps = 0
         self.tracer = Tracer(config.trace_steps, self.cost_model) if config.trace_steps else None
         self._lend: Callable[[Turn], None] | None = None
@@ -121,6 +121,8 @@ class Engine:
         started = time.perf_counter()
         prompt = self.model.prompts.prepare(request.messages)
         self.limits.check(prompt, request.sampling)
+        if request.sampling.structured is not None:
+            self.grammars.compile(request.sampling.structured)
         return prompt, time.perf_counter() - started
 
     def add(self, request: GenerationRequest) -> None:
@@ -139,6 +141,8 @@ class Engine:
         """
         if request.request_id in self._answers or request.request_id in self._sequences:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
+        if request.sampling.structured is not None:
+            self.grammars.compile(request.sampling.structured)
         answers = Answers(request, prompt, self._with_slices(prompt))
         self._answers[request.request_id] = answers
         self._start(answers, 0, preprocess_s)
@@ -165,7 +169,8 @@ class Engine:
         self._sequences[request.request_id] = answers.running[request.request_id] = sequence
         tokenizer = self.model.prompts.tokenizer
         self._texts[request.request_id] = AnswerText(tokenizer, self._token_bytes, sampling)
-        self.runner.add(sequence, prompt)
+        form = sampling.structured
+        self.runner.add(sequence, prompt, None if form is None else self.grammars.matcher(form))
         self.scheduler.add(sequence)
 
     def step(self) -> list[TokenEvent]:
@@ -192,8 +197,9 @@ class Engine:
         end_s = self._clock()
         self._trace(plan, StepTimes(start_s, planned_s, lent_s, end_s, result.encode_ms, result.forward_ms))
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        broken = [sequence for sequence in sampled if sequence.request_id in result.broken]
-        events += self._give_up(broken, NOT_FINITE)
+        for sequence in sampled:
+            if sequence.request_id in result.broken:
+                events += self._give_up([sequence], result.broken[sequence.request_id])
         self.scheduler.commit(plan)
         now = self._clock()
         return events + [self._advance(s, result, now) for s in sampled if s.finish_reason is None]
@@ -313,6 +319,7 @@ class Engine:
             self._start_others(sequence)
         sequence.last_token_s = now
         reason = sequence.append(result.token_ids[name])
+        reason = "stop" if name in result.ended else reason
         event = self._texts[name].tell(sequence, reason, result.logprobs.get(name))
         if event.finish_reason is None:
             return event

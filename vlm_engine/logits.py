@@ -26,7 +26,9 @@ class LogitEditor:
         params = sequence.request.sampling
         self._penalties = _Penalties(params) if params.has_penalty else None
         self._bias = _Bias(params.logit_bias) if params.logit_bias else None
-        self._ends = sorted(sequence.stop_token_ids) if params.min_tokens else []
+        # why: where an answer must have a form, that decides when it ends
+        has_least = params.min_tokens > 0 and params.structured is None
+        self._ends = sorted(sequence.stop_token_ids) if has_least else []
 
     @staticmethod
     def is_needed(params: SamplingParams) -> bool:

@@ -10,10 +10,13 @@ from torch import Tensor
 from vlm_engine.batch import build_batch
 from vlm_engine.choosing import RowLogprobs, TokenChooser, choose
 from vlm_engine.config import EngineConfig
+from vlm_engine.grammar import GrammarMatcher
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
 from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
+
+NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +25,16 @@ class StepResult:
 
     Args:
         token_ids: By request id.
-        broken: Requests for whose next token the model gave NaN or infinity.
+        broken: Why a request has no next token, by id.
+        ended: Requests whose text is complete with this token, because its form is.
         logprobs: By id, for the requests that want them.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
     """
 
     token_ids: dict[str, int] = field(default_factory=dict)
-    broken: frozenset[str] = frozenset()
+    broken: dict[str, str] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
     logprobs: dict[str, RowLogprobs] = field(default_factory=dict)
     encode_ms: float = 0.0
     forward_ms: float = 0.0
@@ -62,10 +67,10 @@ class ModelRunner:
         self._features: dict[bytes, tuple[Tensor, ...]] = {}
         self._encoding: dict[bytes, Any] = {}
 
-    def add(self, sequence: Sequence, prompt: PreparedPrompt) -> None:
-        """Keep what a sequence needs besides its tokens: positions, pixels, random state."""
+    def add(self, sequence: Sequence, prompt: PreparedPrompt, matcher: GrammarMatcher | None = None) -> None:
+        """Keep what a sequence needs besides its tokens: positions, pixels, random state, form."""
         self._prompts[sequence.request_id] = prompt
-        self._choosers[sequence.request_id] = TokenChooser(sequence)
+        self._choosers[sequence.request_id] = TokenChooser(sequence, matcher)
 
     def remove(self, request_id: str) -> None:
         """Forget a finished sequence; without it, nothing happens."""
@@ -102,9 +107,11 @@ class ModelRunner:
         is_sound = logits.amax(dim=-1).isfinite().tolist()
         names = [sequence.request_id for sequence in sampled]
         choices = choose(logits, [self._choosers[name] for name in names])
+        broken = {name: NOT_FINITE for name, sound in zip(names, is_sound, strict=True) if not sound}
         return StepResult(
             dict(zip(names, choices.token_ids, strict=True)),
-            frozenset(name for name, sound in zip(names, is_sound, strict=True) if not sound),
+            {names[row]: reason for row, reason in choices.failed.items()} | broken,
+            frozenset(names[row] for row in choices.ended),
             {names[row]: told for row, told in choices.logprobs.items()},
         )
 

@@ -1,15 +1,56 @@
 """How the tokens of one request are chosen, and when it ends."""
 
+import dataclasses
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from vlm_engine.errors import RequestError
 
 GREEDY_BELOW = 1e-5
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
+MAX_GRAMMAR_CHARS = 200_000
+
+GrammarKind = Literal["json", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The form that an answer must have; whether it can be compiled is checked with the request.
+
+    Args:
+        kind: What `value` is.
+        value: A JSON schema (`json`), a regular expression, a JSON list of strings (`choice`), or a grammar
+            in llguidance's dialect of Lark.
+        field: What errors call it: the field of the request in which it came.
+    """
+
+    kind: GrammarKind
+    value: str
+    field: str = dataclasses.field(default="structured", compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self.field, self.kind in get_args(GrammarKind), f"one of {', '.join(get_args(GrammarKind))}")
+        is_text = isinstance(self.value, str) and 0 < len(self.value) <= MAX_GRAMMAR_CHARS
+        _check(self.field, is_text, f"a text of 1 to {MAX_GRAMMAR_CHARS} characters")
+        if self.kind == "choice":
+            words = json.loads(self.value)
+            _check(self.field, bool(words) and all(words), "a list of strings that are not empty")
+
+    @classmethod
+    def of_json(
+        cls, schema: Mapping[str, Any] | None = None, field: str = "structured"
+    ) -> "StructuredOutput":
+        """JSON of a schema, or any JSON object."""
+        return cls("json", json.dumps(schema or {"type": "object"}), field)
+
+    @classmethod
+    def of_choice(cls, words: Iterable[str], field: str = "structured") -> "StructuredOutput":
+        """One of some texts."""
+        return cls("choice", json.dumps(list(words)), field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +78,8 @@ class SamplingParams:
         stop_token_ids: Token ids that end it as the model's own end token does.
         min_tokens: Nothing ends the text before it has so many tokens.
         ignore_eos: Goes on after the model's end token.
+        structured: The form that the answer must have; it ends when that is complete, whatever
+            `min_tokens` and `ignore_eos` say.
     """
 
     max_tokens: int | None = None
@@ -55,6 +98,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         self._check_draw()
@@ -89,6 +133,8 @@ class SamplingParams:
         _check("min_tokens", _is_int(self.min_tokens, 0), "an integer of at least 0")
         _check("min_tokens", most is None or self.min_tokens <= most, f"at most max_tokens ({most})")
         _check("ignore_eos", isinstance(self.ignore_eos, bool), "true or false")
+        is_form = self.structured is None or isinstance(self.structured, StructuredOutput)
+        _check("structured", is_form, "a StructuredOutput")
 
     @property
     def is_greedy(self) -> bool:

@@ -8,6 +8,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,10 +21,14 @@ from vlm_engine import wire
 from vlm_engine.engine import Engine
 from vlm_engine.errors import EngineError, RequestError
 from vlm_engine.gate_server import GateServer
-from vlm_engine.request import TokenEvent
+from vlm_engine.models import PreparedPrompt
+from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.warm_up import keep_costs, warm_up
 
 HEARTBEAT_S = 0.25
+COMPILE_POLL_MS = 2
+
+_Prepared = tuple[GenerationRequest, PreparedPrompt, float]
 
 
 class EngineServer:
@@ -42,6 +49,8 @@ class EngineServer:
         if gate is not None:
             self._poller.register(gate.fileno(), zmq.POLLIN)
             engine.share_device(gate.turns, gate.lend)
+        self._compiler = ThreadPoolExecutor(1, "compile")
+        self._compiling: dict[str, tuple[Future[None], _Prepared]] = {}
         self._parent_pid = os.getppid()
         self._is_closing = False
         self._heartbeat_s = 0.0
@@ -58,7 +67,9 @@ class EngineServer:
 
     def _loop(self) -> None:
         while not self._is_closing and os.getppid() == self._parent_pid:
-            self._read_mail(wait_ms=0 if self._engine.has_work else int(1e3 * HEARTBEAT_S))
+            idle_ms = COMPILE_POLL_MS if self._compiling else int(1e3 * HEARTBEAT_S)
+            self._read_mail(wait_ms=0 if self._engine.has_work else idle_ms)
+            self._submit_compiled()
             if self._engine.has_work:
                 self._tell(self._engine.step())
             self._beat()
@@ -75,6 +86,7 @@ class EngineServer:
         if isinstance(message, wire.Submit):
             self._submit(message, [frame.buffer for frame in frames[1:]])
         elif isinstance(message, wire.Abort):
+            self._compiling.pop(message.request_id, None)
             self._engine.abort(message.request_id)
         elif isinstance(message, wire.TraceWanted):
             self._send(wire.Trace(message.first, self._engine.trace(message.first)))
@@ -82,10 +94,28 @@ class EngineServer:
             self._is_closing = True
 
     def _submit(self, header: wire.Submit, frames: wire.Frames) -> None:
+        prepared = (*wire.decode_submit(header, frames), header.preprocess_s)
+        form = header.sampling.structured
+        if form is None:
+            self._try(header.request_id, partial(self._engine.submit, *prepared))
+        else:
+            # why: a large schema takes longer to compile than a chat can wait for its next token
+            compiled = self._compiler.submit(self._engine.grammars.compile, form)
+            self._compiling[header.request_id] = (compiled, prepared)
+
+    def _submit_compiled(self) -> None:
+        for name, (compiled, prepared) in list(self._compiling.items()):
+            if compiled.done():
+                del self._compiling[name]
+                self._try(name, compiled.result, partial(self._engine.submit, *prepared))
+
+    def _try(self, request_id: str, *calls: Callable[[], object]) -> None:
+        """Do what a request asks for; a refusal ends it with an error."""
         try:
-            self._engine.submit(*wire.decode_submit(header, frames), header.preprocess_s)
+            for call in calls:
+                call()
         except RequestError as error:
-            self._tell([TokenEvent(header.request_id, finish_reason="error", error=str(error))])
+            self._tell([TokenEvent(request_id, finish_reason="error", error=str(error))])
 
     def _tell(self, events: list[TokenEvent]) -> None:
         """Hand over the news of one step in one message."""
@@ -114,6 +144,7 @@ def main() -> None:
     try:
         engine = Engine(start.config)
         warm_up(engine)
+        engine.grammars.load()
         gate = _open_gate(start, engine)
     except EngineError as error:
         socket.send(wire.encode(wire.Failed(type(error).__name__, str(error))))

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from appliance.api.errors import bad_request, invalid_body
-from vlm_engine import SamplingParams
+from vlm_engine import SamplingParams, StructuredOutput
 from vlm_engine.request import Priority
 from vlm_engine.sampling_params import MAX_CHOICES, MAX_TOP_LOGPROBS
 
@@ -39,11 +39,9 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_json": (),
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "verbosity": ("medium",),
@@ -127,12 +125,79 @@ class StreamOptions(_Strict):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(_Strict):
+    """A named JSON schema; it is kept to whether `strict` or not."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Strict):
+    """What the answer is: text, any JSON object, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        schema = self.json_schema and self.json_schema.schema_
+        if self.type == "json_schema" and not isinstance(schema, dict):
+            raise ValueError("a format of type 'json_schema' needs the field 'json_schema.schema', an object")
+        return self
+
+    def form(self) -> StructuredOutput | None:
+        """The same for the engine."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            schema = self.json_schema.schema_
+            assert isinstance(schema, dict)
+            return StructuredOutput.of_json(schema, "response_format.json_schema.schema")
+        return None if self.type == "text" else StructuredOutput.of_json(field="response_format")
+
+
+class StructuredOutputs(_Strict):
+    """vLLM's field for the form of an answer; one of its parts is given."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "StructuredOutputs":
+        given = [self.json_, self.json_object or None, self.regex, self.choice, self.grammar]
+        if sum(value is not None for value in given) != 1:
+            raise ValueError("give exactly one of 'json', 'json_object', 'regex', 'choice' and 'grammar'")
+        return self
+
+    def form(self) -> StructuredOutput:
+        """The same for the engine."""
+        where = "structured_outputs"
+        if self.regex is not None:
+            return StructuredOutput("regex", self.regex, f"{where}.regex")
+        if self.choice is not None:
+            return StructuredOutput.of_choice(self.choice, f"{where}.choice")
+        if self.grammar is not None:
+            return StructuredOutput("grammar", self.grammar, f"{where}.grammar")
+        if isinstance(self.json_, str):
+            return StructuredOutput("json", self.json_, f"{where}.json")
+        return StructuredOutput.of_json(self.json_, f"{where}.json")
+
+
 class ChatRequest(_Strict):
     """The body of `POST /v1/chat/completions`, as far as this server supports it.
 
     Extensions that other servers have too: `top_k` (0 or -1: all), `min_p`, `repetition_penalty`,
-    `stop_token_ids`, `min_tokens`, `ignore_eos` (do not stop at the model's end token) and `priority`
-    (above 0: background work, that gives way to chats as camera frames do).
+    `structured_outputs`, `stop_token_ids`, `min_tokens`, `ignore_eos` (do not stop at the model's end token)
+    and `priority` (above 0: background work, that gives way to chats as camera frames do).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -161,6 +226,8 @@ class ChatRequest(_Strict):
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
 
     @field_validator("top_logprobs")
@@ -169,6 +236,23 @@ class ChatRequest(_Strict):
         if value and not info.data.get("logprobs"):
             raise ValueError("'top_logprobs' needs 'logprobs': true")
         return value
+
+    @field_validator("structured_outputs")
+    @classmethod
+    def _is_the_only_form(
+        cls, value: StructuredOutputs | None, info: ValidationInfo
+    ) -> StructuredOutputs | None:
+        other = info.data.get("response_format")
+        if value is not None and other is not None and other.type != "text":
+            raise ValueError("'structured_outputs' and 'response_format' exclude each other")
+        return value
+
+    @property
+    def form(self) -> StructuredOutput | None:
+        """What the answer must keep to."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.form()
+        return self.response_format.form() if self.response_format is not None else None
 
     @property
     def urgency(self) -> Priority:
@@ -206,6 +290,7 @@ class ChatRequest(_Strict):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             min_tokens=self.min_tokens or 0,
             ignore_eos=bool(self.ignore_eos),
+            structured=self.form,
         )
 
 

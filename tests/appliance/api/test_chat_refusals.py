@@ -24,6 +24,10 @@ def image(url: str) -> dict[str, Any]:
     return user({"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": url}})
 
 
+def schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}}
+
+
 def refused(http: httpx.Client, changes: dict[str, Any], status: int = 400) -> dict[str, Any]:
     """The error of a request that is refused in the same way whether it streams or not."""
     errors = []
@@ -92,6 +96,37 @@ def refused(http: httpx.Client, changes: dict[str, Any], status: int = 400) -> d
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
         ({"stop_token_ids": [100000]}, "stop_token_ids", "there is no token 100000"),
         ({"min_tokens": 3}, "min_tokens", "at most max_tokens (2)"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type",
+            "'text', 'json_object' or 'json_schema'",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "needs the field"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format",
+            "needs",
+        ),
+        (schema({"type": "foo"}), "response_format.json_schema.schema", "Invalid type: foo"),
+        (schema({"not": {}}), "response_format.json_schema.schema", "cannot be compiled: Unimplemented"),
+        (schema({"$ref": "#/x"}), "response_format.json_schema.schema", "does not exist"),
+        ({"structured_outputs": {}}, "structured_outputs", "give exactly one of"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs",
+            "give exactly one of",
+        ),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "unclosed group"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least 1 item"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]", "at least 1 character"),
+        ({"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar", "cannot be compiled"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "cannot be compiled"),
+        ({"structured_outputs": {"backend": "x"}}, "structured_outputs.backend", "not permitted"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+            "exclude each other",
+        ),
     ],
 )
 def test_bad_fields_are_named(http: httpx.Client, changes: dict[str, Any], param: str, message: str) -> None:
@@ -107,8 +142,6 @@ def test_bad_fields_are_named(http: httpx.Client, changes: dict[str, Any], param
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy"}},
         {"reasoning_effort": "high"},

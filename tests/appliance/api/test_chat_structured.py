@@ -1,0 +1,60 @@
+"""Forms of answers as clients ask for them."""
+
+import json
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+
+from tests.appliance.api.serving import MODEL
+from tests.appliance.api.test_chat import HELLO, answer, streamed, text_of
+
+LONG = {"max_tokens": 120}
+
+
+def test_choice_regex_and_grammar(client: OpenAI) -> None:
+    def ask(**form: Any) -> str:
+        return answer(client, HELLO, extra_body={"structured_outputs": form}, **LONG)
+
+    assert ask(choice=["red", "blue"]) in {"red", "blue"}
+    assert ask(regex="[0-9]{4}").isdecimal()
+    assert ask(grammar='start: "on" | "off"') in {"on", "off"}
+    assert isinstance(json.loads(ask(json={"type": "array", "items": {"const": 1}, "maxItems": 2})), list)
+
+
+class Counts(BaseModel):
+    people: int
+    seen: bool
+
+
+def test_the_sdks_own_parsing(client: OpenAI) -> None:
+    """`parse` sends a strict schema of the class and reads the answer back into it."""
+    reply = client.chat.completions.parse(
+        model=MODEL,
+        messages=HELLO,
+        response_format=Counts,
+        temperature=0,
+        seed=1,
+        logit_bias={},
+        **LONG,  # type: ignore[arg-type]
+    )
+    choice = reply.choices[0]
+    if choice.finish_reason == "stop":
+        assert isinstance(choice.message.parsed, Counts)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_schema_streamed(client: OpenAI, n: int) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    chunks = streamed(client, HELLO, response_format=form, n=n, **LONG)
+    for index in range(n):
+        mine = [chunk for chunk in chunks if chunk.choices[0].index == index]
+        assert set(json.loads(text_of(mine))) == {"ok"}
+        assert mine[-1].choices[0].finish_reason == "stop"
