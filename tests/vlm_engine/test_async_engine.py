@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from vlm_engine import (
     EngineStopped,
     ModelLoadError,
     RequestError,
+    StructuredOutput,
     TokenEvent,
 )
 from vlm_engine.models import load_model
@@ -103,6 +106,36 @@ async def test_bad_input_raises_before_anything_is_queued(engine: Client) -> Non
     with pytest.raises(RequestError):
         await collect(engine, "bad", "<|image_pad|>")
     await until(lambda: engine.stats().num_waiting == engine.stats().num_running == 0)
+
+
+async def test_forms_several_answers_and_logprobs(engine: Client) -> None:
+    form = StructuredOutput("regex", "[a-z]{3}[0-9]{2}")
+    request = ask("form", picture(), max_tokens=40)
+    sampling = replace(request.sampling, structured=form, n=3, logprobs=1, temperature=1.0, seed=1)
+    texts = {0: "", 1: "", 2: ""}
+    async for event in engine.generate(replace(request, sampling=sampling)):
+        texts[event.index] += event.text
+        assert len(event.logprobs) == len(event.token_ids)
+    assert all(re.fullmatch(form.value, text) for text in texts.values())
+    broken = replace(sampling, structured=StructuredOutput("regex", "(a", "there"))
+    with pytest.raises(RequestError, match="there cannot be compiled") as caught:
+        await anext(engine.generate(replace(request, sampling=broken)))
+    assert caught.value.field == "there"
+
+
+async def test_a_request_is_cancelled_while_its_form_is_compiled(engine: Client) -> None:
+    """Among others, since the request may also be in any other state when it goes."""
+    for number in range(6):
+        request = ask(f"gone{number}", max_tokens=900)
+        form = StructuredOutput("regex", f"([a-z]{{{number + 3}}} ){{200}}")
+        task = asyncio.create_task(
+            anext(engine.generate(replace(request, sampling=replace(request.sampling, structured=form))))
+        )
+        await asyncio.sleep(0.004 * number)
+        task.cancel()
+        await asyncio.wait([task])
+    assert (await collect(engine, "next", "hello"))[-1].finish_reason == "length"
+    await until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
 
 
 async def test_an_id_that_is_running_is_refused(engine: Client) -> None:
