@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from appliance.ladder import LadderConfig
 from appliance.settings_part import Names, SettingsPart
 
 
@@ -46,6 +47,8 @@ class ViewDescribeSettings(SettingsPart):
     the whole `frame`, or a `crop` around the object with a margin as a share of its size. `max_side` bounds
     the picture's longer side in pixels (None: what suits the model). `context` tells the model camera, time
     and zones too and to speak of nothing else (None: not the bundled one, which was trained without).
+    While a live frame's job waits, a newer one takes its place (`replace`): one of the same `camera`, of the
+    same `track` (each visit keeps a place then), or with `none` no one.
     `similarity` leaves out frames that show what was described last, to that degree from 0 to 1 (None: none).
     """
 
@@ -68,6 +71,7 @@ class ViewDescribeSettings(SettingsPart):
     crop_margin: float = Field(default=0.25, ge=0, le=10)
     max_side: int | None = Field(default=None, ge=64, le=8192)
     context: bool | None = None
+    replace: Literal["camera", "track", "none"] = "camera"
 
     @field_validator("triggers", mode="before")
     @classmethod
@@ -86,10 +90,11 @@ class ViewDescribeSettings(SettingsPart):
 class DescribeSettings(ViewDescribeSettings):
     """What holds for all cameras that do not say otherwise, and what holds for all of them together.
 
-    `max_age_s` is how long a live frame is worth describing, `concurrency` how many descriptions the engine
-    works on at once.
+    `max_age_s` is how long after its capture a live frame is worth describing, `concurrency` how many
+    descriptions the engine works on at once. `degrade` says how far quality may give way when frames wait.
     """
 
     max_tokens: int = Field(default=64, ge=1, le=4096)
-    max_age_s: float = Field(default=60.0, gt=0)
+    max_age_s: float = Field(default=5.0, gt=0)
+    degrade: LadderConfig = LadderConfig()
     concurrency: int = Field(default=4, ge=1, le=256)

@@ -8,14 +8,16 @@ among the dead letters.
 import asyncio
 import logging
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from PIL import Image
 
+from appliance.describe_books import DescribeBooks, DescribeStats
 from appliance.images import ImageError, image_from_bytes
-from appliance.jobs import DescribeJob, Description, Timings, decode_job, encode_description
+from appliance.jobs import DescribeJob, Description, Quality, Timings, decode_job, encode_description
+from appliance.ladder import Ladder, LadderConfig, Rung
+from appliance.pace import Pace
 from appliance.prompts import context_line, describe_messages, detection_line
 from appliance.tasks import end_all
 from queues.consumer import JobConsumer
@@ -29,9 +31,7 @@ logger = logging.getLogger(__name__)
 
 TAKE_BLOCK_MS = 500
 ENGINE_PAUSE_S = 1.0
-# What becomes of a delivery: a text; an error for good; it comes again; the last try failed; another
-# worker was first; the body is no job.
-OUTCOMES = ("described", "failed", "retried", "dead", "duplicate", "invalid")
+WARN_AFTER_EXPIRED = 10
 
 
 class VisionLanguageModel(Protocol):
@@ -51,6 +51,10 @@ class VisionLanguageModel(Protocol):
 
 class DescribeError(Exception):
     """The model gave no description this time; another try may."""
+
+
+class TooLate(Exception):
+    """The frame was too old before the model could look at it."""
 
 
 def prompt_of(
@@ -81,9 +85,10 @@ class Describer:
     """Runs until cancelled; at most `concurrency` descriptions are with the engine at once.
 
     `on_settled` gets every outcome with the picture as JPEG: descriptions, errors, and what was given up
-    after its last delivery and lies among the dead letters; the picture is empty when none is to be kept.
-    With `has_context` the model is told camera, time and zones, unless a job says otherwise.
-    `outcomes` counts them, see `OUTCOMES`.
+    after its last delivery and lies among the dead letters, but not what was too old to be looked at, which
+    the queue counts as `expired`; the picture is empty when none is to be kept. With `has_context` the model
+    is told camera, time and zones, unless a job says otherwise. `ladder` says how well live frames are
+    described (None: always in full).
     """
 
     def __init__(
@@ -94,12 +99,14 @@ class Describer:
         concurrency: int,
         max_tokens: int,
         has_context: bool = False,
+        ladder: Ladder | None = None,
         on_settled: Callable[[Description, bytes], object] = lambda description, jpeg: None,
     ) -> None:
-        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._books = DescribeBooks()
+        self._ladder = ladder or Ladder(LadderConfig(until="full"), max_tokens=max_tokens, max_age_s=60.0)
+        self._pace = Pace()
         self._consumer = consumer
         self._model = model
-        self._sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         self._has_context = has_context
         self._on_settled = on_settled
         self._concurrency = concurrency
@@ -108,7 +115,11 @@ class Describer:
     @property
     def num_described(self) -> int:
         """Descriptions made."""
-        return self.outcomes["described"]
+        return self._books.outcomes["described"]
+
+    def stats(self) -> DescribeStats:
+        """What was done so far, and where the ladder stands."""
+        return self._books.snapshot(self._ladder)
 
     async def run(self) -> None:
         """Takes and answers jobs until cancelled; what is in hand then goes back to the queue."""
@@ -127,105 +138,189 @@ class Describer:
         if self._model.unhealthy_reason is not None:
             # why: jobs wait in the queue for the engine; taking them now would use up their deliveries.
             await asyncio.sleep(ENGINE_PAUSE_S)
+            self._pace.stand_still(time.monotonic())
             return []
+        num_free, hold = self._concurrency - len(self._running), self._pace.held(time.monotonic())
         try:
-            return await self._consumer.take(self._concurrency - len(self._running), TAKE_BLOCK_MS)
+            deliveries = await self._consumer.take(num_free, TAKE_BLOCK_MS, hold=hold)
         except QueueError as error:
             logger.error("no jobs can be taken: %s", error)
             await asyncio.sleep(ENGINE_PAUSE_S)
             return []
+        self._climb(hold)
+        return deliveries
+
+    def _climb(self, hold: Collection[str]) -> None:
+        """Let the ladder see who still waits, but for those that are held back."""
+        now = time.monotonic()
+        waits_s = {camera: s for camera, s in self._consumer.waits_s.items() if camera not in hold}
+        level_before = self._ladder.level
+        level = self._ladder.update(now, self._pace.longest_wait_s(waits_s, now))
+        if level != level_before:
+            wait_s, rung = self._ladder.wait_s, self._ladder.rung.name
+            logger.warning("frames wait %.1f s: describing at level %d (%s)", wait_s, level, rung)
 
     async def _handle(self, delivery: Delivery) -> None:
+        task = _Task(delivery, self._ladder.level, self._ladder.rung)
+        wait_s = self._pace.own_wait_s(delivery.job.key, task.taken_s, delivery.waited_ms / 1e3)
+        self._pace.begin(delivery.job.key, task.taken_s, task.rung.interval_s)
         try:
-            await self._answer(delivery)
+            engine_s = await self._answer(task)
+            if delivery.times_delivered == 1 and delivery.job.expires_at is not None:
+                self._ladder.observe(time.monotonic(), wait_s + engine_s, task.level)
         except QueueError as error:
             # why: unanswered jobs come back by themselves once the queue is there again.
             logger.error("job=%s could not be settled: %s", delivery.job.job_id, error)
 
-    async def _answer(self, delivery: Delivery) -> None:
+    async def _answer(self, task: "_Task") -> float:
+        """Settles one job; the seconds that it waited inside of the engine."""
+        delivery = task.delivery
         try:
             job = decode_job(delivery.job.body)
         except ValueError as error:
             logger.error("job=%s is not a describe job: %s", delivery.job.job_id, error)
-            self.outcomes["invalid"] += 1
+            self._books.settle("invalid")
             await self._consumer.fail(delivery, f"not a describe job: {error}")
-            return
+            return 0.0
         try:
-            description = await self._describe(job, delivery)
+            description, engine_s = await self._describe(job, task)
+        except TooLate:
+            await self._let_go(delivery)
+            return time.monotonic() - task.taken_s
         except (DescribeError, EngineError) as error:
             await self._give_up(job, delivery, str(error))
-            return
+            return 0.0
         # why: whoever follows the results must not be told before this listener, who also gets the picture.
         self._on_settled(description, _snapshot(job))
         outcome = "failed" if description.error is not None else "described"
         is_first = await self._consumer.finish(delivery, encode_description(description))
-        self.outcomes[outcome if is_first else "duplicate"] += 1
+        self._books.settle(outcome if is_first else "duplicate")
+        if is_first and description.text is not None:
+            latency_s = description.described_at - job.captured_at
+            self._books.describe(job.camera, task.rung.name, latency_s)
+        return engine_s
+
+    async def _let_go(self, delivery: Delivery) -> None:
+        await self._consumer.drop(delivery, "expired")
+        self._books.settle("expired")
+        if self._books.num_expired_in_a_row == WARN_AFTER_EXPIRED:
+            logger.warning(
+                "the last %d frames were too old before the engine had encoded them: "
+                "raise describe.max_age_s, or give it smaller pictures (describe.max_side)",
+                WARN_AFTER_EXPIRED,
+            )
 
     async def _give_up(self, job: DescribeJob, delivery: Delivery, error: str) -> None:
         logger.warning("camera=%s job=%s was not described: %s", job.camera, job.job_id, error)
         is_last = delivery.times_delivered >= self._consumer.config.max_deliveries
         is_retried = await self._consumer.fail(delivery, error)
-        self.outcomes["retried" if is_retried else "dead"] += 1
+        self._books.settle("retried" if is_retried else "dead")
         if not is_retried and is_last:
             description = Description.of(job, prompt=job.prompt, described_at=time.time(), error=error)
             self._on_settled(description, _snapshot(job))
 
-    async def _describe(self, job: DescribeJob, delivery: Delivery) -> Description:
-        """The answer, with an error in place of the text when trying again cannot help."""
+    async def _describe(self, job: DescribeJob, task: "_Task") -> tuple[Description, float]:
+        """The answer, an error for its text when trying again cannot help, and seconds in the engine's queue.
+
+        Raises `TooLate`, `DescribeError` or another `EngineError`.
+        """
         try:
-            *earlier, image = await asyncio.to_thread(_pictures, job)
+            *earlier, image = await asyncio.to_thread(_pictures, job, task.rung)
         except ImageError as broken:
-            return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(broken))
+            return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(broken)), 0.0
         messages = prompt_of(job, image, earlier=earlier, has_context=self._has_context)
-        text, error, timings = None, None, Timings(queue_ms=delivery.queue_ms)
+        text, error, last = None, None, TokenEvent("")
         try:
-            text, last = await self._generate(delivery, messages)
+            text, last = await self._generate(task, messages)
             error = _refusal(text, last)
-            timings = _timings(delivery, last)
         except RequestError as refused:
             error = str(refused)
-        return Description.of(
+        description = Description.of(
             job,
             prompt=prompt_text(messages),
             described_at=time.time(),
             text=None if error else text,
             error=error,
             model=self._model.model_name,
-            timings=timings,
+            timings=_timings(task.delivery, last),
+            quality=task.quality(image, last),
+            num_replaced=task.delivery.num_replaced,
         )
+        return description, (last.timings or EngineTimings()).queue_ms / 1e3
 
-    async def _generate(self, delivery: Delivery, messages: list[dict[str, Any]]) -> tuple[str, TokenEvent]:
-        job = delivery.job
+    async def _generate(self, task: "_Task", messages: list[dict[str, Any]]) -> tuple[str, TokenEvent]:
+        expires_at = task.expires_at
+        if expires_at is not None and expires_at <= time.monotonic():
+            raise TooLate
         request = GenerationRequest(
-            request_id=f"describe-{job.job_id}-{delivery.times_delivered}",
+            request_id=f"describe-{task.delivery.job.job_id}-{task.delivery.times_delivered}",
             messages=messages,
-            sampling=self._sampling,
+            sampling=SamplingParams(max_tokens=task.rung.max_tokens, temperature=0.0),
             priority="background",
-            tenant=job.key,
-            expires_at=None if job.expires_at is None else time.monotonic() + job.expires_at - time.time(),
+            tenant=task.delivery.job.key,
+            expires_at=expires_at,
         )
         pieces = []
         async for event in self._model.generate(request):
             pieces.append(event.text)
+            if event.finish_reason == "expired":
+                raise TooLate
             if event.finish_reason is not None:
                 return "".join(pieces).strip(), event
         raise DescribeError("the engine ended without a last event")
-
-
-def _pictures(job: DescribeJob) -> list[Image.Image]:
-    return [image_from_bytes(jpeg) for jpeg in (*job.earlier, job.image)]
 
 
 def _snapshot(job: DescribeJob) -> bytes:
     return job.image if job.has_snapshot else b""
 
 
+class _Task:
+    """One delivery in hand: since when, and how well it is to be described."""
+
+    def __init__(self, delivery: Delivery, level: int, rung: Rung) -> None:
+        self.delivery, self.level, self.rung = delivery, level, rung
+        self.taken_s = time.monotonic()
+
+    @property
+    def expires_at(self) -> float | None:
+        """On the engine's clock; None for never.
+
+        why: by how long it was wanted less how long it was queued, as the producer's clock may differ.
+        """
+        job = self.delivery.job
+        if job.expires_at is None:
+            return None
+        return self.taken_s + job.expires_at - job.created_at - self.delivery.queue_ms / 1e3
+
+    def quality(self, image: Image.Image, last: TokenEvent) -> Quality:
+        """The record of it."""
+        return Quality(
+            level=self.level,
+            rung=self.rung.name,
+            width=image.width,
+            height=image.height,
+            max_tokens=self.rung.max_tokens,
+            is_cut=last.finish_reason == "length",
+        )
+
+
+def _pictures(job: DescribeJob, rung: Rung) -> list[Image.Image]:
+    return [_picture(jpeg, rung) for jpeg in (*job.earlier, job.image)]
+
+
+def _picture(jpeg: bytes, rung: Rung) -> Image.Image:
+    """The picture in the size that the rung allows; raises `ImageError`."""
+    image = image_from_bytes(jpeg)
+    side = rung.side(max(image.size))
+    if side < max(image.size):
+        image.thumbnail((side, side), Image.Resampling.BICUBIC)
+    return image
+
+
 def _refusal(text: str, last: TokenEvent) -> str | None:
     """Why `text` is no description, None when it is one; raises `DescribeError` when another try may help."""
     if last.finish_reason in {"error", "cancelled"}:
         raise DescribeError(last.error or f"the engine ended with {last.finish_reason}")
-    if last.finish_reason == "expired":
-        return "expired before the engine could start"
     return None if text else "the model answered with an empty text"
 
 

@@ -20,6 +20,21 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     decode_ms: float = 0.0
 
 
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """How well a description could be made: `level` 0 is in full, `rung` says what gave way last above it.
+
+    The picture that the model got had `width` x `height` pixels, the text at most `max_tokens`; `is_cut` when
+    it ended there.
+    """
+
+    level: int = 0
+    rung: str = "full"
+    width: int = 0
+    height: int = 0
+    max_tokens: int = 0
+    is_cut: bool = False
+
+
 class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     """One observation that is worth a sentence: the frame, what the detector saw in it, and what to ask.
 
@@ -59,6 +74,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one `DescribeJob`, as it is stored, sent to readers and written by `replay`.
 
     `text` is `description` in JSON, and None when there is none; then `error` says why. An error is no text.
+    `num_replaced` older frames waited and were replaced by this one.
     """
 
     job_id: str
@@ -77,6 +93,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     model: str = ""
     timings: Timings = Timings()
+    quality: Quality = Quality()
+    num_replaced: int = 0
     zones: list[str] = []
 
     @classmethod
@@ -90,6 +108,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         error: str | None = None,
         model: str = "",
         timings: Timings | None = None,
+        quality: Quality | None = None,
+        num_replaced: int = 0,
     ) -> "Description":
         """The answer to `job`; `prompt` is the whole text that the model was given."""
         return cls(
@@ -109,6 +129,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
             error=error,
             model=model,
             timings=timings or Timings(),
+            quality=quality or Quality(),
+            num_replaced=num_replaced,
             zones=job.zones,
         )
 

@@ -52,6 +52,7 @@ _QUEUE_GAUGES = (
     ("queue_dead", "Jobs among the dead letters", "dead"),
     ("queue_bytes", "Size of all jobs that wait or are pending", "num_bytes"),
     ("queue_oldest_age_seconds", "Age of the oldest job", "oldest_age_s"),
+    ("queue_longest_wait_seconds", "Longest time that a camera has waited for its turn", "longest_wait_s"),
 )
 _QUEUE_COUNTERS = (
     ("queue_put", "Jobs put", "num_put"),
@@ -152,11 +153,6 @@ def camera_families(
         yield _per_camera_gauge(
             "camera_frame_age_seconds", "Age of the newest frame", with_frames, lambda s: s.frame_age_s
         )
-
-
-def description_families(outcomes: Mapping[str, int]) -> Iterator[Metric]:
-    """What became of the jobs that this program took."""
-    yield counters("descriptions", "Jobs that were taken, by what became of them", "outcome", outcomes)
 
 
 def output_families(statuses: Mapping[str, OutputStatus]) -> Iterator[Metric]:

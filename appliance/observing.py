@@ -63,8 +63,23 @@ def make_job(
         has_snapshot=view.snapshots.enabled,
     )
     now = time.time()
-    expires_at = now + settings.describe.max_age_s if is_live else None
-    return Job(job_id, frame.camera, encode_job(body), now, expires_at)
+    if not is_live:
+        return Job(job_id, frame.camera, encode_job(body), now)
+    # why: a clock that is ahead of ours must not make a frame last longer.
+    expires_at = min(frame.captured_at, now) + settings.describe.max_age_s
+    slot = slot_of(observation, view.describe.replace)
+    return Job(job_id, frame.camera, encode_job(body), now, expires_at, slot)
+
+
+def slot_of(observation: Observation, replace: str) -> str | None:
+    """What a newer observation has to share to take this one's place in the queue; None: nobody does.
+
+    A frame that somebody asked for is never replaced.
+    """
+    if replace == "none" or observation.reason == "on_demand":
+        return None
+    camera = observation.frame.camera
+    return camera if replace == "camera" else f"{camera}/{observation.track_id}"
 
 
 def summary(observation: Observation) -> list[dict[str, Any]]:

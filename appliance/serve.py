@@ -17,6 +17,7 @@ from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
 from appliance.jobs import Description, decode_change, decode_description
+from appliance.ladder import Ladder
 from appliance.logs import set_up_logging
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
@@ -118,17 +119,19 @@ class _Service:
                 self._settings.server,
                 queue_status=self._consumer.status,
                 embedded_url=self._redis.url if self._redis else None,
-                describe_outcomes=lambda: self._describer.outcomes,
+                describe_stats=self._describer.stats,
             )
         except UnsafeBindingError as error:
             raise SettingsError(str(error)) from None
 
     def _create_describer(self) -> Describer:
+        describe = self._settings.describe
         return Describer(
             self._consumer,
             self._engine,
-            concurrency=self._settings.describe.concurrency,
-            max_tokens=self._settings.describe.max_tokens,
+            concurrency=describe.concurrency,
+            max_tokens=describe.max_tokens,
+            ladder=Ladder(describe.degrade, max_tokens=describe.max_tokens, max_age_s=describe.max_age_s),
             has_context=not self._settings.is_bundled_vlm,
             on_settled=partial(_keep, self._events),
         )

@@ -5,7 +5,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
@@ -73,7 +73,7 @@ class JobConsumer:
         self._cursor = "0-0"
         self._next_claim = 0.0
         self._last_wake: bytes | str = "0-0"
-        self.longest_wait_s = 0.0
+        self.waits_s: Mapping[str, float] = {}
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -98,11 +98,13 @@ class JobConsumer:
         """Up to `max_jobs` jobs, waiting up to `block_ms` for the first; jobs of dead workers come first.
 
         Keys take turns, the oldest job of each; those of `hold` are passed over and their jobs wait.
-        `longest_wait_s` is then how long the most patient of the others waits.
+        `waits_s` is then how long the keys that still have jobs wait for their turn.
 
         Never raises for an outage: it returns nothing and `is_healthy` turns False. If the call is cancelled,
         jobs that were on their way come again after `visibility_s`.
         """
+
+        self.waits_s = {}
 
         async def attempt(left_s: float) -> list[Delivery]:
             return await self._claim(max_jobs) or await self._take(max_jobs, hold, left_s)
@@ -203,8 +205,10 @@ class JobConsumer:
         answer = await self._link.run(scripts.TAKE, self.name, max_jobs, *hold)
         if answer is None:
             return []
-        now_ms, found, longest_ms, self._last_wake = answer
-        self.longest_wait_s = longest_ms / 1000
+        now_ms, found, flat_waits, self._last_wake = answer
+        self.waits_s = {
+            key.decode(): ms / 1000 for key, ms in zip(flat_waits[::2], flat_waits[1::2], strict=True)
+        }
         if not found and left_s:
             await self._wait_for_put(left_s)
         return self._hold([_delivery(entry_id, flat, 1, now_ms, ms) for entry_id, flat, ms in found])

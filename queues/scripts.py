@@ -111,11 +111,11 @@ TAKE = (
     LINES
     + """
 -- Takes the oldest job of the key whose turn it is, again and again. ARGV: max_jobs, then keys to pass over.
--- Returns the server's time, (entry_id, fields, ms that its place waited)..., the longest wait that is left
--- in ms, and the id behind which `wake` tells of the next put.
+-- Returns the server's time, (entry_id, fields, ms that its place waited)..., of the keys that still wait a
+-- flat list of (key, ms that its first place waits), and the id behind which `wake` tells of the next put.
 local max_jobs, passed = tonumber(ARGV[3]), {}
 for i = 4, #ARGV do passed[ARGV[i]] = true end
-local now, found, longest = now_ms(), {}, 0
+local now, found, waits = now_ms(), {}, {}
 if redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis.call('HLEN', slots) then
   reindex()
 end
@@ -151,10 +151,10 @@ end
 
 for _, other in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
   local head = redis.call('ZRANGE', line(other), 0, 0, 'WITHSCORES')
-  if not passed[other] then longest = math.max(longest, wait_of(head[2])) end
+  waits[#waits + 1], waits[#waits + 2] = other, wait_of(head[2])
 end
 local last = redis.call('XREVRANGE', wake, '+', '-', 'COUNT', 1)[1]
-return {now, found, longest, last and last[1] or '0-0'}
+return {now, found, waits, last and last[1] or '0-0'}
 """
 )
 

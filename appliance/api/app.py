@@ -11,8 +11,8 @@ from appliance.api.access import AccessGuard, check_binding
 from appliance.api.services import (
     ApiLimits,
     Cameras,
+    DescribeStatsReader,
     EngineClient,
-    OutcomeReader,
     QueueStatusReader,
     Services,
 )
@@ -28,7 +28,7 @@ def create_app(
     *,
     queue_status: QueueStatusReader | None = None,
     embedded_url: str | None = None,
-    describe_outcomes: OutcomeReader | None = None,
+    describe_stats: DescribeStatsReader | None = None,
     model_name: str | None = None,
     aliases: Sequence[str] = (),
     limits: ApiLimits | None = None,
@@ -47,7 +47,7 @@ def create_app(
         cameras,
         queue_status=queue_status,
         embedded_url=embedded_url,
-        describe_outcomes=describe_outcomes,
+        describe_stats=describe_stats,
         metrics_per_camera=settings.metrics_per_camera,
         model_name=model_name,
         aliases=aliases,

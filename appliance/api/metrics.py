@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 
 from appliance.api.services import Services, services_of
+from appliance.describe_metrics import describe_families
 from appliance.metrics import (
     camera_families,
-    description_families,
     engine_families,
     output_families,
     queue_families,
@@ -50,7 +50,7 @@ async def _families(services: Services) -> list[Metric]:
     if cameras is not None:
         services.camera_totals.update(cameras)
         families += camera_families(cameras, services.camera_totals, per_camera=services.metrics_per_camera)
-    if services.describe_outcomes is not None:
-        families += description_families(services.describe_outcomes())
+    if services.describe_stats is not None:
+        families += describe_families(services.describe_stats(), per_camera=services.metrics_per_camera)
     families += output_families(await asyncio.to_thread(services.events.outbox.statuses))
     return families

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 
 from appliance.api.errors import not_found, unavailable
+from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
 from appliance.images import ImageLimits
 from appliance.jobs import CameraStatus
@@ -23,7 +24,7 @@ from vlm_engine import EngineStats, EngineStopped, GenerationRequest, StepTrace,
 
 T = TypeVar("T")
 QueueStatusReader = Callable[[], Awaitable[QueueStatus]]
-OutcomeReader = Callable[[], Mapping[str, int]]
+DescribeStatsReader = Callable[[], DescribeStats]
 
 _STATUS_TIMEOUT_S = 2.0
 
@@ -92,7 +93,7 @@ class Services:
         *,
         queue_status: QueueStatusReader | None,
         embedded_url: str | None,
-        describe_outcomes: OutcomeReader | None,
+        describe_stats: DescribeStatsReader | None,
         metrics_per_camera: bool,
         model_name: str | None,
         aliases: Sequence[str],
@@ -103,7 +104,7 @@ class Services:
         self.cameras = cameras
         self.queue_status = queue_status
         self.embedded_url = embedded_url
-        self.describe_outcomes = describe_outcomes
+        self.describe_stats = describe_stats
         self.metrics_per_camera = metrics_per_camera
         self.camera_totals = CameraTotals()
         self.limits = limits

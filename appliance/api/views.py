@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from appliance.api.errors import not_found
 from appliance.api.services import Services, services_of
+from appliance.describe_books import DescribeStats
 from appliance.jobs import CameraStatus
 
 ASSETS = Path(__file__).parent.parent / "assets"
@@ -61,6 +62,8 @@ async def get_health(request: Request) -> Response:
     health: dict[str, Any] = {"status": status}
     if request.scope["state"]["is_trusted"]:
         health |= {"engine": _engine_health(services, reason), "queue": queue, "cameras": cameras}
+        if services.describe_stats is not None:
+            health["describe"] = _describe_health(services.describe_stats())
     code = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
     return JSONResponse(health, code, _NO_STORE)
 
@@ -112,6 +115,15 @@ async def _queue_health(services: Services) -> dict[str, Any]:
 async def _camera_health(services: Services) -> dict[str, Any]:
     statuses = await services.cameras_now()
     return {"error": "unknown"} if statuses is None else {status.name: status.state for status in statuses}
+
+
+def _describe_health(stats: DescribeStats) -> dict[str, Any]:
+    return {
+        "level": stats.level,
+        "max_level": stats.max_level,
+        "rung": stats.rung,
+        "wait_s": round(stats.wait_s, 2),
+    }
 
 
 def _engine_health(services: Services, reason: str | None) -> dict[str, Any]:

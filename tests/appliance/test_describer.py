@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 from PIL import Image
 
+from appliance import describer
 from appliance.describer import Describer, VisionLanguageModel
-from appliance.jobs import DescribeJob, Description, decode_description, encode_job
-from queues import EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig, ResultReader
+from appliance.jobs import DescribeJob, Description, Quality, decode_description, encode_job
+from appliance.ladder import Rung
+from queues import Delivery, EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig, ResultReader
 from vlm_engine import (
     AsyncEngine,
     EngineConfig,
@@ -131,14 +133,14 @@ async def describe_and_count(
         for each in jobs:
             producer.put(each)
     async with JobConsumer(server.url, queue) as consumer, ResultReader(server.url, queue) as reader:
-        describer = Describer(
+        dispatcher = Describer(
             consumer,
             model,
             concurrency=concurrency,
             max_tokens=8,
             on_settled=lambda description, jpeg: settled.setdefault(description.job_id, description),
         )
-        task = asyncio.create_task(describer.run())
+        task = asyncio.create_task(dispatcher.run())
         deadline = time.monotonic() + WAIT_S
         while not (await consumer.status()).is_idle and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -149,7 +151,7 @@ async def describe_and_count(
     assert status.is_idle
     assert {name: settled[name] for name in stored} == stored
     assert len(settled) - len(stored) == status.dead
-    return settled, dict(+describer.outcomes)
+    return settled, {name: num for name, num in dispatcher.stats().outcomes.items() if num}
 
 
 async def test_a_job_becomes_a_description(server, queue):
@@ -161,6 +163,7 @@ async def test_a_job_becomes_a_description(server, queue):
     assert answer.error is None
     assert answer.prompt == "What is there?\n[image]\nDetected: 1 person (left)."
     assert answer.model == "scripted"
+    assert answer.quality == Quality(width=96, height=64, max_tokens=8)
     assert answer.timings.queue_ms > 1
     assert (answer.timings.preprocess_ms, answer.timings.decode_ms) == (2, 5)
     assert model.requests[0].priority == "background"
@@ -172,7 +175,6 @@ async def test_a_job_becomes_a_description(server, queue):
     [
         (says(""), "the model answered with an empty text"),
         (says("  \n"), "the model answered with an empty text"),
-        (ends("expired"), "expired before the engine could start"),
         (ImageRejected("the image is too large"), "the image is too large"),
     ],
 )
@@ -209,6 +211,40 @@ async def test_a_fault_that_stays_ends_in_the_dead_letters_and_is_told(server, q
     assert settled["bad"].text is None
     assert settled["bad"].error == "CUDA out of memory"
     assert settled["good"].text == "A person."
+
+
+async def test_what_was_too_old_for_the_engine_is_counted_and_told_nobody(server, queue):
+    """E19: an expired frame is no event, and is not tried again."""
+    model = Scripted([], always={"old": ends("expired")})
+
+    settled, outcomes = await describe_and_count(server, queue, model, [job("old"), job("good")])
+
+    assert list(settled) == ["good"]
+    assert outcomes == {"described": 1, "expired": 1}
+    with JobProducer(server.url, queue) as producer:
+        assert producer.status().dropped == {"expired": 1}
+    assert len(model.requests) == 2
+
+
+async def test_what_expires_in_hand_never_reaches_the_engine(server, queue, monkeypatch):
+    """E19: the picture took too long; its request is not made."""
+    picture_of = describer._picture
+    monkeypatch.setattr(describer, "_picture", lambda *of: time.sleep(0.6) or picture_of(*of))
+    model, expires_at = Scripted([]), time.time() + 0.5
+
+    settled, outcomes = await describe_and_count(server, queue, model, [job("a", expires_at=expires_at)])
+
+    assert not settled
+    assert outcomes in ({"expired": 1}, {})
+    assert not model.requests
+
+
+def test_a_deadline_does_not_depend_on_the_cameras_clock():
+    """The vision worker may be on another machine: what counts is how long the frame is wanted."""
+    delivery = Delivery(Job("a", "front", b"", created_at=5000.0, expires_at=5020.0), "1-0", 1, queue_ms=3000)
+    task = describer._Task(delivery, 0, Rung("full", 1.0, 8))
+
+    assert task.expires_at == pytest.approx(task.taken_s + 17)
 
 
 async def test_outcomes_are_counted(server, queue):

@@ -1,5 +1,6 @@
 """From an observation to a job: what the model gets to see, and for how long it is wanted."""
 
+import dataclasses
 import io
 import time
 from dataclasses import replace
@@ -19,11 +20,11 @@ from vision.types import Detections, Frame, Observation, Sighting
 NAMES = {0: "person", 2: "car", 5: "giraffe"}
 
 
-def observation(width: int = 640, height: int = 360) -> Observation:
+def observation(width: int = 640, height: int = 360, captured_at: float | None = None) -> Observation:
     """A red picture with a car in it."""
     image = np.zeros((height, width, 3), np.uint8)
     image[:, :, 2] = 255
-    frame = Frame("front", 12, 1.23456, time.time(), image)
+    frame = Frame("front", 12, 1.23456, captured_at or time.time(), image)
     boxes, one = np.array([[10, 20, 110, 220]], np.float32), np.ones(1, np.float32)
     detections = Detections(boxes, one, np.array([2]), NAMES, np.array([7]))
     return Observation(frame, detections, 7, "car", "new_track")
@@ -94,8 +95,38 @@ def test_only_a_live_frame_is_too_old_at_some_time(is_live):
 
     assert (job.expires_at is not None) == is_live
     assert job.key == "front"
+    assert (job.slot is not None) == is_live
     if job.expires_at:
-        assert job.expires_at - job.created_at == pytest.approx(5)
+        assert job.expires_at - job.created_at == pytest.approx(5, abs=1)
+
+
+@pytest.mark.parametrize(("age_s", "left_s"), [(3.0, 2.0), (-60.0, 5.0)])
+def test_a_frame_ages_from_its_capture(age_s, left_s):
+    """V15; one from a clock that is ahead is not wanted for longer than others."""
+    late = observation(captured_at=time.time() - age_s)
+
+    job = make_job(late, settings(), job_id="a", source="a", is_live=True)
+
+    assert job.expires_at
+    assert job.expires_at - job.created_at == pytest.approx(left_s, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("replaced_by", "reason", "slot"),
+    [
+        ("camera", "new_track", "front"),
+        ("track", "new_track", "front/7"),
+        ("none", "new_track", None),
+        ("camera", "on_demand", None),
+    ],
+)
+def test_what_a_newer_frame_replaces(replaced_by, reason, slot):
+    """By default a camera's newest; each visit for itself if wanted; never what somebody asked for."""
+    wanted = dataclasses.replace(observation(), reason=reason)
+
+    job = make_job(wanted, settings(replace=replaced_by), job_id="a", source="a", is_live=True)
+
+    assert job.slot == slot
 
 
 def test_without_a_wish_the_usual_classes_are_wanted():

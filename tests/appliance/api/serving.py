@@ -11,17 +11,30 @@ from pydantic import SecretStr
 
 from appliance.api import ApiLimits, ApiServer, create_app
 from appliance.api.services import Services
+from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
 from appliance.jobs import CameraStatus
 from appliance.settings import ServerSettings
 from queues.types import QueueStatus
 from tests.appliance.pictures import encoded, quadrants
-from vlm_engine import AsyncEngine, EngineConfig
+from vlm_engine import AsyncEngine, EngineConfig, HistogramSnapshot
 
 T = TypeVar("T")
 
 MODEL = "tiny"
 PATIENCE_S = 60.0
+DESCRIBE_STATS = DescribeStats(
+    {"described": 3, "dead": 1},
+    level=2,
+    max_level=6,
+    rung="picture",
+    wait_s=1.234,
+    by_rung={"full": 2, "picture": 1},
+    latency={
+        "street": HistogramSnapshot((1.0, 5.0), (1, 1, 0), 2.5),
+        "yard": HistogramSnapshot((1.0, 5.0), (0, 0, 1), 7.0),
+    },
+)
 
 
 class LoopThread:
@@ -129,7 +142,7 @@ class Servers:
             cameras,
             settings,
             queue_status=queue_status,
-            describe_outcomes=lambda: {"described": 3, "dead": 1},
+            describe_stats=lambda: DESCRIBE_STATS,
             model_name=MODEL,
             aliases=("other-name", "organisation/model"),
             limits=limits,

@@ -18,7 +18,9 @@ KEY = "s3cret"
 
 
 async def a_queue() -> QueueStatus:
-    return QueueStatus(3, 1, 2, 999, 9, 5, 4, 6, 1.5, {"overflow": 7, "expired": 8})
+    return QueueStatus(
+        3, 1, 2, 999, 9, 5, 4, 6, 1.5, {"overflow": 7, "expired": 8, "replaced": 9}, longest_wait_s=0.5
+    )
 
 
 @pytest.fixture
@@ -122,7 +124,15 @@ def test_the_queue_and_what_became_of_jobs(watched: Running) -> None:
     assert value("queue_dropped_total", reason="overflow") == 7
     assert value("queue_dropped_total", reason="expired") == 8
     assert (value("queue_put_total"), value("queue_retried_total")) == (9, 4)
+    assert value("queue_dropped_total", reason="replaced") == 9
+    assert value("queue_longest_wait_seconds") == 0.5
     assert value("descriptions_total", outcome="described") == 3
+    assert value("descriptions_made_total", rung="picture") == 1
+    assert (value("describe_level"), value("describe_max_level")) == (2, 6)
+    assert value("describe_wait_seconds") == 1.234
+    assert value("capture_to_description_seconds_bucket", le="5.0") == 2
+    assert value("capture_to_description_seconds_count") == 3
+    assert value("capture_to_description_seconds_sum") == 9.5
 
 
 def test_cameras_are_not_told_apart(watched: Running) -> None:
@@ -156,6 +166,8 @@ def test_cameras_are_told_apart_on_demand(servers: Servers) -> None:
     assert value("frames_dropped_total", camera="yard", reason="damaged") == 1
     assert (value("camera_up", camera="street"), value("camera_up", camera="yard")) == (1, 0)
     assert value("camera_fps", camera="street") == 5
+    assert value("capture_to_description_seconds_bucket", camera="street", le="1.0") == 1
+    assert value("capture_to_description_seconds_sum", camera="yard") == 7
     for secret in ("rtsp", "john.doe", "p@ss", "10.0.0.1"):
         assert secret not in text
 

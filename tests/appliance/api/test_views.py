@@ -83,6 +83,7 @@ def test_health(http: httpx.Client) -> None:
         },
         "queue": {"status": "none"},
         "cameras": {"street": "running", "yard": "stalled"},
+        "describe": {"level": 2, "max_level": 6, "rung": "picture", "wait_s": 1.23},
     }
 
 
