@@ -85,7 +85,7 @@ def slot_of(observation: Observation, replace: str) -> str | None:
 def summary(observation: Observation) -> list[dict[str, Any]]:
     """The detections as they are told, with the zones of each where the camera has some."""
     rows = observation.detections.to_summary()
-    if any(observation.zones_by_row):
+    if observation.zones_by_row:
         for row, zones in zip(rows, observation.zones_by_row, strict=True):
             row["zones"] = list(zones)
     return rows

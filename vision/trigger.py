@@ -234,7 +234,7 @@ class Trigger:
     def _observe(
         self, frame: Frame, detections: Detections, visits: list[Visit], row: int, reason: str
     ) -> Observation:
-        zones_by_row = tuple(where.zones for where in self.where)
+        zones_by_row = tuple(where.zones for where in self.where) if self.config.zones else ()
         if row < 0:
             return Observation(frame, detections, 0, SCENE, reason, zones_by_row=zones_by_row)
         track_id, visit = int(track_ids(detections)[row]), visits[row]

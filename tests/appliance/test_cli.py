@@ -97,7 +97,7 @@ def test_an_unreadable_video(video):
 
 
 def test_an_unsupported_source():
-    assert "rtsp:// are not supported" in refusal("replay", "rtsp://me:secret@camera/1")
+    assert "rtsp://camera/… is a live stream" in refusal("replay", "rtsp://me:secret@camera/1")
     assert "secret" not in refusal("replay", "rtsp://me:secret@camera/1")
 
 
