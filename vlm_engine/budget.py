@@ -167,14 +167,20 @@ class TimeBudget:
     def _reset(self, now: float) -> None:
         self._now = now
         self._steps, self._slices = StepWork(), SliceWork()
-        self._planned_ms = 0.0
+        self._steps_ms = self._slices_ms = self._turn_ms = 0.0
         self._start_ms = self.model.step_ms(StepWork())
         self._overruns: set[str] = set()
+        self._is_in_time = False
 
     @property
     def predicted_ms(self) -> float:
         """What the step planned so far will take."""
-        return self._planned_ms
+        return self._together_ms(self._steps_ms, self._slices_ms)
+
+    def _together_ms(self, steps_ms: float, slices_ms: float) -> float:
+        """A forward pass and slices in one step: one after the other, or both at once."""
+        both_ms = max(steps_ms, slices_ms) if self.model.runs_beside else steps_ms + slices_ms
+        return self._turn_ms + both_ms
 
     def begin(
         self,
@@ -198,13 +204,14 @@ class TimeBudget:
         self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))
         # invariant: decodes of chats are paid first, whatever stands before them in the order
         self._steps = sum((_step_work(chat, 1) for chat in decoding), StepWork())
-        self._planned_ms = self.model.step_ms(self._steps) if decoding else 0.0
+        self._steps_ms = self.model.step_ms(self._steps) if decoding else 0.0
         self._pace_ms = self._background_allowance_ms
         if decoding and owed:
             patience_s = self.targets.background_ttft_ms / 1e3
             share = needed_share(owed(), now, patience_s, self.model)
-            paced = paced_ms(share, self._planned_ms)
-            self._pace_ms = min(self._pace_ms, math.inf if paced is None else self._planned_ms + paced)
+            paced = paced_ms(share, self._steps_ms)
+            self._is_in_time = share < 1.0
+            self._pace_ms = min(self._pace_ms, math.inf if paced is None else self._steps_ms + paced)
 
     def _slack_ms(self, chat: Sequence) -> float:
         """Milliseconds until the chat's next token is due."""
@@ -235,7 +242,7 @@ class TimeBudget:
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""
-        count = self._most_slices(image, num_done, self._pace_of(sequence))
+        count = self._most_slices(image, num_done, self._slice_pace_of(sequence))
         if not count:
             count = min(1, self._most_slices(image, num_done, self._allowance_of(sequence)))
         if not count:
@@ -254,7 +261,7 @@ class TimeBudget:
 
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`; a piece that is longer than every allowance runs while no chat computes."""
-        fits = bisect_right(costs_ms, self._background_allowance_ms - self._planned_ms)
+        fits = bisect_right(costs_ms, self._background_allowance_ms - self.predicted_ms)
         return fits or int(not self.has_chats)
 
     def _allowance_of(self, sequence: Sequence) -> float:
@@ -268,15 +275,30 @@ class TimeBudget:
         """
         return self.allowance_ms if sequence.is_interactive else self._pace_ms
 
+    def _slice_pace_of(self, sequence: Sequence) -> float:
+        """The same for slices; beside a forward pass they are in no hurry to outlast it."""
+        if self.model.runs_beside and self._is_in_time and not sequence.is_interactive:
+            return self.predicted_ms
+        return self._pace_of(sequence)
+
     def _with_tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What the step will take with the next `num_tokens` of the sequence as well."""
-        alone_ms = self.model.step_ms(_step_work(sequence, num_tokens))
+        return self._together_ms(self._steps_ms + self._tokens_ms(sequence, num_tokens), self._slices_ms)
+
+    def _tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
+        """What tokens add to the forward pass."""
+        beside = self.model.runs_beside and self._slices.num_slices > 0
+        alone_ms = self.model.step_ms(_step_work(sequence, num_tokens), beside=beside)
         # why: the model is linear, so that pieces add up, but a step starts only once
-        return self._planned_ms + alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
+        return alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
 
     def _with_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
         """What the step will take with slices ``[first, last)`` of the image as well."""
-        return self._planned_ms + self.model.slice_ms(image.work(first, last))
+        return self._together_ms(self._steps_ms, self._slices_ms + self._own_slices_ms(image, first, last))
+
+    def _own_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
+        beside = self.model.runs_beside and self._steps.num_tokens > 0
+        return self.model.slice_ms(image.work(first, last), beside=beside)
 
     def _overrun_ms(self, sequence: Sequence) -> float | None:
         """How long the step may get for a sequence that does not fit; None for not at all.
@@ -292,9 +314,9 @@ class TimeBudget:
         if sequence.is_interactive:
             waited_since = sequence.arrival_s if sequence.last_token_s is None else sequence.last_token_s
             is_due = 1e3 * (self._now - waited_since) >= self.targets.chat_ttft_ms / 2
-            return self._planned_ms if is_due and self._open("chat") else None
+            return self.predicted_ms if is_due and self._open("chat") else None
         owed_ms = self.floor.owed_ms(self._now)
-        return self._planned_ms + owed_ms if owed_ms >= 0 and self._open("floor") else None
+        return self.predicted_ms + owed_ms if owed_ms >= 0 and self._open("floor") else None
 
     def _open(self, kind: str) -> bool:
         """Take the step's one overrun of a kind."""
@@ -305,24 +327,25 @@ class TimeBudget:
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
         if not (sequence.is_decoding and sequence.is_interactive):
-            planned_ms = self._with_tokens_ms(sequence, num_tokens)
+            cost_ms = self._tokens_ms(sequence, num_tokens)
             self._steps += _step_work(sequence, num_tokens)
-            self._book(sequence, planned_ms)
+            self._steps_ms += cost_ms
+            self._book(sequence, cost_ms)
 
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """See `StepBudget`."""
-        planned_ms = self._with_slices_ms(image, first, last)
+        cost_ms = self._own_slices_ms(image, first, last)
         self._slices += image.work(first, last)
-        self._book(sequence, planned_ms)
+        self._slices_ms += cost_ms
+        self._book(sequence, cost_ms)
 
     def spend_turn(self, cost_ms: float) -> None:
         """See `StepBudget`."""
-        self._planned_ms += cost_ms
+        self._turn_ms += cost_ms
 
-    def _book(self, sequence: Sequence, planned_ms: float) -> None:
-        cost_ms, self._planned_ms = planned_ms - self._planned_ms, planned_ms
+    def _book(self, sequence: Sequence, cost_ms: float) -> None:
         kind = "chat" if sequence.is_interactive else "floor"
-        if kind in self._overruns and planned_ms > self.allowance_ms:
+        if kind in self._overruns and self.predicted_ms > self.allowance_ms:
             self.counts[f"{kind}_overruns"] += 1
         if not sequence.is_interactive:
             self.floor.pay(cost_ms, self._now)

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulerKind = Literal["latency", "static"]
 CpuKernels = Literal["auto", "native", "torch"]
+EncodeRoad = Literal["auto", "between", "beside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class EngineConfig:
         enable_prefix_caching: Reuse the KV blocks of equal prompt starts.
         cpu_kernels: ``native`` runs bfloat16 on the CPU with the engine's own kernels, built by ``g++``
             on first use; ``auto`` does so where they can be had, ``torch`` never.
+        encode: ``between`` runs encoder slices between forward passes on all threads of the CPU, ``beside``
+            at the same time on one thread of its own; ``auto`` takes `beside` with the native kernels.
         cost_cache: Where it is kept what steps take, so that the next start need not measure it:
             ``auto`` for the user's cache (``XDG_CACHE_HOME``), ``off``, or a folder.
         trace_steps: How many of the newest steps are kept in detail, to be looked at by
@@ -86,6 +89,7 @@ class EngineConfig:
     num_threads: int | None = None
     enable_prefix_caching: bool = True
     cpu_kernels: CpuKernels = "auto"
+    encode: EncodeRoad = "auto"
     cost_cache: str = "off"
     trace_steps: int = 0
 
@@ -99,7 +103,12 @@ class EngineConfig:
                 raise ValueError(f"{name}: must be above 0 and at most 1, not {getattr(self, name)}")
         if not 0 <= self.chat_kv_reserve < 1:
             raise ValueError(f"chat_kv_reserve: must be at least 0 and below 1, not {self.chat_kv_reserve}")
-        kinds = (("dtype", DType), ("scheduler", SchedulerKind), ("cpu_kernels", CpuKernels))
+        kinds = (
+            ("dtype", DType),
+            ("scheduler", SchedulerKind),
+            ("cpu_kernels", CpuKernels),
+            ("encode", EncodeRoad),
+        )
         for name, choices in ((name, get_args(kind)) for name, kind in kinds):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}: must be one of {', '.join(choices)}, not {getattr(self, name)}")

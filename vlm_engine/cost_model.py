@@ -15,6 +15,8 @@ OUTLIER = 3.0
 MANY_OUTLIERS = 3
 SWEEPS = 8
 RIDGE = 1e-9
+# What a forward pass and encoder slices start from beside each other, as multiples of what they take alone.
+BESIDE_STEP, BESIDE_SLICE = 1.3, 1.8
 LEAST_WEIGHT_MS = 0.1
 KEPT_ERRORS = 33
 RESTORED_TRUST = 0.1
@@ -154,9 +156,14 @@ class LinearModel:
         return max(0.0, sorted(self._errors)[int(0.9 * (len(self._errors) - 1))])
 
     @property
+    def recent_errors(self) -> Sequence[float]:
+        """``|measured - predicted| / measured`` of the last 256 steps."""
+        return self._relative
+
+    @property
     def relative_error(self) -> float:
-        """Median of ``|measured - predicted| / measured`` over the last 256 steps."""
-        return sorted(self._relative)[len(self._relative) // 2] if self._relative else 0.0
+        """Median of `recent_errors`, 0 before the first."""
+        return median_error(self)
 
     def state(self) -> "LinearState":
         """What was learned, to go on with after a restart."""
@@ -260,42 +267,80 @@ def _nonnegative(
 class CostModel:
     """Predicts steps and encoder slices of one model on one device.
 
+    Steps and slices that run beside each other, on threads of their own, have models of their own, which
+    start from what either takes alone.
+
     Args:
         step: Weights to start from, as `StepWork.features`; by default a slow device, so that the
             first steps are short rather than late.
         encoder: The same for `SliceWork.features`.
+        runs_beside: Whether slices of a step run at the same time as its forward pass.
     """
 
     def __init__(
         self,
         step: Sequence[float] = (10.0, 40.0, 4.0, 4.0, 10.0),
         encoder: Sequence[float] = (0.5, 10.0, 10.0, 30.0, 10.0),
+        *,
+        runs_beside: bool = False,
     ) -> None:
+        self.runs_beside = runs_beside
         self._start = tuple(step), tuple(encoder)
         self.reset()
-
-    def step_ms(self, work: StepWork) -> float:
-        """Predicted milliseconds of a forward pass."""
-        return self.step.predict(work.features())
-
-    def slice_ms(self, work: SliceWork) -> float:
-        """Predicted milliseconds of some encoder slices."""
-        return self.encoder.predict(work.features())
-
-    def learn_step(self, work: StepWork, measured_ms: float) -> None:
-        """Learn from a forward pass that was measured alone."""
-        self.step.learn(work.features(), measured_ms)
-
-    def learn_slices(self, work: SliceWork, measured_ms: float) -> None:
-        """Learn from encoder slices that were measured alone."""
-        self.encoder.learn(work.features(), measured_ms)
 
     def reset(self, step: LinearModel | None = None, encoder: LinearModel | None = None) -> None:
         """Start anew, from what an earlier engine learned or (None) from the beginning."""
         self.step = step or LinearModel(self._start[0])
         self.encoder = encoder or LinearModel(self._start[1])
+        self.step_beside = LinearModel(self.step.weights)
+        self.encoder_beside = LinearModel(self.encoder.weights)
+
+    def step_ms(self, work: StepWork, *, beside: bool = False) -> float:
+        """Predicted milliseconds of a forward pass; `beside` encoder slices that run at the same time."""
+        return self._step_model(beside).predict(work.features())
+
+    def slice_ms(self, work: SliceWork, *, beside: bool = False) -> float:
+        """Predicted milliseconds of some encoder slices; `beside` a forward pass."""
+        return self._slice_model(beside).predict(work.features())
+
+    def learn_step(self, work: StepWork, measured_ms: float, *, beside: bool = False) -> None:
+        """Learn from a forward pass that was measured."""
+        self._step_model(beside).learn(work.features(), measured_ms)
+
+    def learn_slices(self, work: SliceWork, measured_ms: float, *, beside: bool = False) -> None:
+        """Learn from encoder slices that were measured."""
+        self._slice_model(beside).learn(work.features(), measured_ms)
+
+    def _step_model(self, beside: bool) -> LinearModel:
+        if beside and not self.step_beside.num_learned:
+            self.step_beside = LinearModel([BESIDE_STEP * weight for weight in self.step.weights])
+        return self.step_beside if beside else self.step
+
+    def _slice_model(self, beside: bool) -> LinearModel:
+        if beside and not self.encoder_beside.num_learned:
+            self.encoder_beside = LinearModel([BESIDE_SLICE * weight for weight in self.encoder.weights])
+        return self.encoder_beside if beside else self.encoder
 
     @property
     def residual_ms(self) -> float:
         """What a plan keeps free because predictions err."""
+        if self.runs_beside:
+            models = (self.step, self.step_beside, self.encoder_beside)
+            return max(model.residual_ms for model in models)
         return self.step.residual_ms + self.encoder.residual_ms
+
+    @property
+    def step_error(self) -> float:
+        """Median relative error of the last predictions of steps, alone and beside slices."""
+        return median_error(self.step, self.step_beside)
+
+    @property
+    def slice_error(self) -> float:
+        """Median relative error of the last predictions of slices, alone and beside steps."""
+        return median_error(self.encoder, self.encoder_beside)
+
+
+def median_error(*models: LinearModel) -> float:
+    """Median relative error of the last predictions of some models together, 0 before the first."""
+    errors = sorted(error for model in models for error in model.recent_errors)
+    return errors[len(errors) // 2] if errors else 0.0

@@ -59,7 +59,7 @@ class Engine:
         self.config = config
         self.model = model or load_model(config)
         self.runner = ModelRunner(self.model, config)
-        self.cost_model = CostModel()
+        self.cost_model = CostModel(runs_beside=self.runner.encodes_beside)
         self.metrics = EngineMetrics()
         pool = BlockPool(self.runner.num_blocks, config.block_size)
         self.scheduler = Scheduler(
@@ -69,6 +69,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             num_chat_blocks=int(config.chat_kv_reserve * pool.num_blocks),
             enable_prefix_caching=config.enable_prefix_caching,
+            encodes_beside=self.runner.encodes_beside,
         )
         spec = self.model.spec
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
@@ -259,8 +260,8 @@ class Engine:
             {**scheduler.counts, **budget.counts},
             dict(scheduler.preemptions),
             self._allowance_ms,
-            self.metrics.steps.snapshot(model.step.relative_error, model.step.residual_ms),
-            self.metrics.slices.snapshot(model.encoder.relative_error, model.encoder.residual_ms),
+            self.metrics.steps.snapshot(model.step_error, model.step.residual_ms),
+            self.metrics.slices.snapshot(model.slice_error, model.encoder.residual_ms),
             self.metrics.classes(scheduler.running, scheduler.waiting),
             turns=scheduler.turns.stats() if scheduler.turns else TurnStats(),
         )
@@ -289,12 +290,12 @@ class Engine:
         model = self.cost_model
         if plan.chunks:
             work = plan.step_work
-            self.metrics.steps.add(result.forward_ms, model.step_ms(work))
-            model.learn_step(work, result.forward_ms)
+            self.metrics.steps.add(result.forward_ms, model.step_ms(work, beside=result.beside))
+            model.learn_step(work, result.forward_ms, beside=result.beside)
         if plan.encodes:
             slices = plan.slice_work
-            self.metrics.slices.add(result.encode_ms, model.slice_ms(slices))
-            model.learn_slices(slices, result.encode_ms)
+            self.metrics.slices.add(result.encode_ms, model.slice_ms(slices, beside=result.beside))
+            model.learn_slices(slices, result.encode_ms, beside=result.beside)
 
     def _trace(self, plan: StepPlan, times: StepTimes) -> None:
         """Record the step if asked to; before its sequences are moved on."""

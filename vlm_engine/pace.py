@@ -45,10 +45,15 @@ def needed_share(owed: Iterable[Owed], now: float, patience_s: float, model: Cos
     Returns:
         0 to 1; 1 where it cannot be done in time, so that background work gets all that chats leave.
     """
-    work_s, share = 0.0, 0.0
+    steps_s, slices_s, share = 0.0, 0.0, 0.0
     for each in owed:
-        work_s += (model.step_ms(each.steps) + model.slice_ms(each.slices)) / 1e3
+        steps_s += model.step_ms(each.steps) / 1e3
+        slices_s += model.slice_ms(each.slices, beside=model.runs_beside) / 1e3
         left_s = each.due_s(patience_s) - now
+        # why: slices beside the steps take no time from chats, but prompts can only follow them
+        work_s, left_s = (
+            (steps_s, left_s - SPARE * slices_s) if model.runs_beside else (steps_s + slices_s, left_s)
+        )
         share = max(share, SPARE * work_s / left_s if left_s > 0 else 1.0)
         if share >= 1.0:
             return 1.0

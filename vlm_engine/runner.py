@@ -1,13 +1,15 @@
 """Executes plans on the model; decides nothing."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vlm_engine.batch import build_batch
+from vlm_engine.beside import SideThread
 from vlm_engine.choosing import RowLogprobs, TokenChooser, choose
 from vlm_engine.config import EngineConfig
 from vlm_engine.grammar import GrammarMatcher
@@ -17,6 +19,7 @@ from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
 
 NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class StepResult:
         logprobs: By id, for the requests that want them.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
+        beside: Whether both ran at the same time.
     """
 
     token_ids: dict[str, int] = field(default_factory=dict)
@@ -38,6 +42,7 @@ class StepResult:
     logprobs: dict[str, RowLogprobs] = field(default_factory=dict)
     encode_ms: float = 0.0
     forward_ms: float = 0.0
+    beside: bool = False
 
 
 class ModelRunner:
@@ -66,6 +71,17 @@ class ModelRunner:
         self._choosers: dict[str, TokenChooser] = {}
         self._features: dict[bytes, tuple[Tensor, ...]] = {}
         self._encoding: dict[bytes, Any] = {}
+        self._side = _side_thread(model, config)
+
+    @property
+    def encodes_beside(self) -> bool:
+        """Whether encoder slices run at the same time as the chunks of their step."""
+        return self._side is not None
+
+    def close(self) -> None:
+        """End the encoder's thread."""
+        if self._side is not None:
+            self._side.close()
 
     def add(self, sequence: Sequence, prompt: PreparedPrompt, matcher: GrammarMatcher | None = None) -> None:
         """Keep what a sequence needs besides its tokens: positions, pixels, random state, form."""
@@ -83,20 +99,32 @@ class ModelRunner:
             self._features.pop(digest, None)
             self._encoding.pop(digest, None)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Encode, run the forward pass, sample; measures both parts."""
         self.forget_images(plan.evicted)
+        if self._side is not None and plan.encodes and plan.chunks:
+            (result, forward_ms), (_, encode_ms) = self._side.run(
+                lambda: self._timed(self._forward, plan), lambda: self._timed(self._encode_all, plan)
+            )
+            return replace(result, encode_ms=encode_ms, forward_ms=forward_ms, beside=True)
+        _, encode_ms = self._timed(self._encode_all, plan)
+        result, forward_ms = self._timed(self._forward, plan)
+        return replace(result, encode_ms=encode_ms, forward_ms=forward_ms)
+
+    @torch.inference_mode()
+    def _timed(self, run: Callable[[StepPlan], Result], plan: StepPlan) -> tuple[Result, float]:
         started = time.perf_counter()
+        result = run(plan)
+        self._synchronize()
+        return result, 1e3 * (time.perf_counter() - started)
+
+    def _encode_all(self, plan: StepPlan) -> None:
         for item in plan.encodes:
             self._encode(item)
-        encoded = time.perf_counter()
-        result = self._forward(plan) if plan.chunks else StepResult()
-        self._synchronize()
-        finished = time.perf_counter()
-        return replace(result, encode_ms=1e3 * (encoded - started), forward_ms=1e3 * (finished - encoded))
 
     def _forward(self, plan: StepPlan) -> StepResult:
+        if not plan.chunks:
+            return StepResult()
         device = self.model.spec.device
         batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
@@ -137,6 +165,14 @@ class ModelRunner:
             self._features[digest] = encoder.features(state)
             del self._encoding[digest]
             self.num_encoded += 1
+
+
+def _side_thread(model: VisionLanguageModel, config: EngineConfig) -> SideThread | None:
+    """The encoder's own thread where the configuration, and for `auto` the machine, has room for one."""
+    num_threads, on_cpu = torch.get_num_threads(), model.spec.device.type == "cpu"
+    fits = on_cpu and num_threads > 1 and config.scheduler == "latency"
+    wanted = config.encode == "beside" or (config.encode == "auto" and model.spec.use_kernels)
+    return SideThread(num_threads, use_kernels=model.spec.use_kernels) if fits and wanted else None
 
 
 def _num_blocks(model: VisionLanguageModel, config: EngineConfig) -> int:

@@ -35,6 +35,7 @@ class _Draft:
     planned: set[str] = field(default_factory=set)
     preempted: set[str] = field(default_factory=set)
     turn: Turn | None = None
+    encoding: set[bytes] = field(default_factory=set)
 
 
 class Scheduler:
@@ -48,6 +49,8 @@ class Scheduler:
         num_chat_blocks: KV blocks that background work leaves to chats, running and kept.
         enable_prefix_caching: Start sequences on blocks that hold the same content already.
         turns: Detectors that share the device, None where none does.
+        encodes_beside: Encoder slices run at the same time as the chunks of their step, so that a chunk
+            reads only images that were encoded in earlier steps.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Scheduler:
         num_chat_blocks: int = 0,
         enable_prefix_caching: bool = True,
         turns: TurnQueue | None = None,
+        encodes_beside: bool = False,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
@@ -69,6 +73,7 @@ class Scheduler:
         pool.num_kept = num_chat_blocks
         self.enable_prefix_caching = enable_prefix_caching
         self.turns = turns
+        self.encodes_beside = encodes_beside
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
@@ -226,7 +231,7 @@ class Scheduler:
         reach = min(sequence.num_left, self.budget.max_num_batched_tokens)
         stalls = self._encode_ahead(sequence, start, start + reach, draft)
         num_tokens = self.budget.fit_tokens(sequence, reach)
-        end = self._clip_to_images(sequence, start, start + num_tokens)
+        end = self._clip_to_images(sequence, start, start + num_tokens, draft)
         if end > start and self._reserve_blocks(sequence, end, draft):
             self.budget.spend_tokens(sequence, end - start)
             draft.planned.add(sequence.request_id)
@@ -304,13 +309,16 @@ class Scheduler:
         self.encoder_cache.advance(image.digest, last - first)
         self.budget.spend_slices(sequence, image, first, last)
         draft.encodes.append(EncodeItem(sequence, image, first, last))
+        if self.encodes_beside:
+            draft.encoding.add(image.digest)
         draft.planned.add(sequence.request_id)
 
-    def _clip_to_images(self, sequence: Sequence, start: int, end: int) -> int:
+    def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> int:
         """Where a chunk from `start` must end so that all its images are encoded and held."""
         for image in sequence.images_between(start, end):
             is_held = self.encoder_cache.is_held(image.digest, sequence.request_id)
-            if not (is_held and self.encoder_cache.is_ready(image.digest)):
+            is_ready = self.encoder_cache.is_ready(image.digest) and image.digest not in draft.encoding
+            if not (is_held and is_ready):
                 return max(start, image.start)
         return end
 

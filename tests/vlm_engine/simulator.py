@@ -21,6 +21,8 @@ from vlm_engine.turn_queue import TurnQueue
 # Milliseconds of a 2-core machine with the 210 M model of the benchmarks, as `StepWork.features`.
 STEP_TRUTH = (14.0, 38.0, 6.0, 3.0, 9.0)
 ENCODER_TRUTH = (0.4, 9.0, 22.0, 30.0, 8.0)
+# What steps and slices take beside each other, of what they take alone on two cores.
+STEP_BESIDE, SLICE_BESIDE = 1.3, 1.7
 WINDOWS = tuple(range(64, 4785, 64)) + ((4784,) if 4784 % 64 else ())
 FRAME = TowerLayout(4784, 4, (4784,), WINDOWS, (False, False, False, True) * 2, (7,))
 SLICES = tuple(part.work for part in cut(FRAME, 512))
@@ -34,6 +36,7 @@ class Truth:
     noise: float = 0.05
     slowdown: float = 1.0
     model: CostModel = field(default_factory=lambda: CostModel(STEP_TRUTH, ENCODER_TRUTH))
+    runs_beside: bool = False
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -61,13 +64,18 @@ class Simulator:
     ) -> None:
         self.now = 0.0
         self.truth = truth or Truth()
-        self.cost = CostModel()
+        self.cost = CostModel(runs_beside=self.truth.runs_beside)
         self.targets = LatencyTargets(**targets)
         self.budget: StepBudget = (
             StaticBudget(2048) if budget == "static" else TimeBudget(self.cost, self.targets, 2048)
         )
         self.scheduler = Scheduler(
-            BlockPool(2000, 16), EncoderCache(16384), self.budget, max_num_seqs=32, turns=turns
+            BlockPool(2000, 16),
+            EncoderCache(16384),
+            self.budget,
+            max_num_seqs=32,
+            turns=turns,
+            encodes_beside=self.truth.runs_beside,
         )
         self.on_turn: Callable[[Turn], None] | None = None
         self.gaps_ms: list[float] = []
@@ -134,22 +142,27 @@ class Simulator:
             assert plan.expired or plan.turn, "a step without progress"
             return
         step_work, slice_work = plan.step_work, plan.slice_work
-        step_ms, slice_ms = self.truth.step_ms(step_work), self.truth.slice_ms(slice_work)
-        self._learn(step_work, step_ms, slice_work, slice_ms)
-        self.now += (step_ms + slice_ms) / 1e3
-        self.busy_s += (step_ms + slice_ms) / 1e3
+        beside = self.truth.runs_beside and bool(plan.chunks and plan.encodes)
+        step_ms = self.truth.step_ms(step_work) * (STEP_BESIDE if beside else 1)
+        slice_ms = self.truth.slice_ms(slice_work) * (SLICE_BESIDE if beside else 1)
+        self._learn(step_work, step_ms, slice_work, slice_ms, beside)
+        total_ms = max(step_ms, slice_ms) if beside else step_ms + slice_ms
+        self.now += total_ms / 1e3
+        self.busy_s += total_ms / 1e3
         self.background_busy_s += self._background_s(plan, slice_ms)
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         self.scheduler.commit(plan)
         for sequence in sampled:
             self._token(sequence)
 
-    def _learn(self, step_work: StepWork, step_ms: float, slice_work: SliceWork, slice_ms: float) -> None:
+    def _learn(
+        self, step_work: StepWork, step_ms: float, slice_work: SliceWork, slice_ms: float, beside: bool
+    ) -> None:
         if step_ms:
-            self.errors.append(abs(self.cost.step_ms(step_work) - step_ms) / step_ms)
-            self.cost.learn_step(step_work, step_ms)
+            self.errors.append(abs(self.cost.step_ms(step_work, beside=beside) - step_ms) / step_ms)
+            self.cost.learn_step(step_work, step_ms, beside=beside)
         if slice_ms:
-            self.cost.learn_slices(slice_work, slice_ms)
+            self.cost.learn_slices(slice_work, slice_ms, beside=beside)
 
     def _background_s(self, plan: StepPlan, slice_ms: float) -> float:
         tokens = sum(chunk.num_tokens for chunk in plan.chunks if not chunk.sequence.is_interactive)

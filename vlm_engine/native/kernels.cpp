@@ -9,6 +9,9 @@ extern "C" {
 void vlm_set_threads(index_t rows, index_t count) { threads.for_rows[rows] = static_cast<int>(count); }
 index_t vlm_tile_rows() { return kTileRows; }
 
+// Threads of all that the calling thread runs from now on.
+void vlm_set_team(index_t count) { omp_set_num_threads(static_cast<int>(count)); }
+
 // Elements of a packed layer.
 index_t vlm_packed_size(index_t columns, index_t depth) { return round_up(columns, kColumns) * depth; }
 

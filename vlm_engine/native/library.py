@@ -92,6 +92,7 @@ class Layer(ctypes.Structure):
 _POINTER, _INT = c_void_p, c_int64
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "vlm_set_threads": (None, (_INT, _INT)),
+    "vlm_set_team": (None, (_INT,)),
     "vlm_tile_rows": (_INT, ()),
     "vlm_packed_size": (_INT, (_INT, _INT)),
     "vlm_pack_linear": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT)),
