@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
@@ -22,6 +23,8 @@ class Camera:
     def __init__(self, name: str, settings: CameraSettings, wake: threading.Event) -> None:
         self.name = name
         self.settings = settings
+        # invariant: no two lives of a camera give a job the same id, for the queue takes an id once.
+        self.life_id = uuid.uuid4().hex[:8]
         self.reader = CameraReader(
             name,
             self._open,
@@ -35,6 +38,7 @@ class Camera:
         self.num_jobs = 0
         self.num_refused = 0
         self.shown_at = float("-inf")
+        self._refusal: str | None = None
 
     @property
     def shown_source(self) -> str:
@@ -48,8 +52,12 @@ class Camera:
 
     def start(self) -> None:
         """Begins to read."""
-        if self.settings.enabled:
+        if self.settings.enabled and self._refusal is None:
             self.reader.start()
+
+    def refuse(self, reason: str) -> None:
+        """Makes it a camera that is never read, since its settings cannot be used."""
+        self._refusal = reason
 
     def status(self) -> CameraStatus:
         """The camera's state and counts now."""
@@ -58,7 +66,7 @@ class Camera:
         dropped["refused"] = self.num_refused
         return CameraStatus(
             name=self.name,
-            state=reader.state,
+            state="unsupported" if self._refusal else reader.state,
             num_frames=num_seen,
             num_detections=self.num_detections,
             num_jobs=self.num_jobs,
@@ -68,7 +76,7 @@ class Camera:
             fps=round(self.rate.fps, 1),
             frame_age_s=None if reader.last_frame_at is None else round(reader.frame_age_s, 2),
             updated_at=time.time(),
-            error=reader.error,
+            error=self._refusal or reader.error,
         )
 
     def _open(self) -> FrameSource:

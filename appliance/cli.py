@@ -157,17 +157,18 @@ def serve(
             # why: torch comes with this one, and takes seconds that a mistake should not wait for.
             from appliance.serve import run_serve
 
-            run_serve(settings, listener)
+            run_serve(settings, listener, load=lambda: load_given(config, overrides))
 
 
 @app.command()
 def ingest(config: ConfigOption = None, detector: DetectorOption = None, redis: RedisOption = None) -> None:
     """Run the vision worker alone: the configured cameras into the Redis of an appliance elsewhere."""
     with readable_errors():
-        settings = load_given(config, {"detector": {"model": detector}, "redis": {"url": redis}})
+        overrides: Overrides = {"detector": {"model": detector}, "redis": {"url": redis}}
+        settings = load_given(config, overrides)
         from appliance.ingest import run_ingest
 
-        run_ingest(settings)
+        run_ingest(settings, load=lambda: load_given(config, overrides))
 
 
 @app.command()

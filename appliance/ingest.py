@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-import uuid
+from collections.abc import Callable
+from queue import SimpleQueue
 
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
@@ -24,7 +25,7 @@ from queues.producer import JobProducer
 from vision.annotate import encode_jpeg
 from vision.detector import Detector
 from vision.errors import VisionError
-from vision.pipeline import FrameResult, Pipeline
+from vision.pipeline import CameraConfig, FrameResult, Pipeline
 from vision.pixels import shrink
 from vision.trigger import ON_DEMAND
 from vision.types import Observation
@@ -47,16 +48,11 @@ class VisionWorker:
         self._settings = settings
         self._wake = threading.Event()
         self._cameras = {name: Camera(name, camera, self._wake) for name, camera in settings.cameras.items()}
-        self._run_id = uuid.uuid4().hex[:8]
-        detector = Detector(settings.detector)
-        self._gate = share_device(detector, settings.detector)
-        self._pipeline = Pipeline(
-            detector,
-            [
-                camera_config(settings, detector, name, frame_rate=frame_rate(name, camera))
-                for name, camera in settings.cameras.items()
-            ],
-        )
+        self._ending: list[Camera] = []
+        self._news: SimpleQueue[Settings] = SimpleQueue()
+        self._detector = Detector(settings.detector)
+        self._gate = share_device(self._detector, settings.detector)
+        self._pipeline = Pipeline(self._detector, [self._config(name) for name in settings.cameras])
         self._producer = JobProducer(redis_url, settings.queue)
         self._board = BoardWriter(redis_url)
         self._courses, self._teller = Courses(), Teller(self._producer)
@@ -84,8 +80,44 @@ class VisionWorker:
         deadline = time.monotonic() + STOP_S
         for camera in self._cameras.values():
             camera.reader.request_stop()
-        for camera in self._cameras.values():
+        for camera in [*self._ending, *self._cameras.values()]:
             camera.reader.stop(max(0.0, deadline - time.monotonic()))
+
+    def change(self, settings: Settings) -> None:
+        """Makes the cameras those of `settings`, soon; what has not changed is not touched. Any thread."""
+        self._news.put(settings)
+        self._wake.set()
+
+    def _config(self, name: str) -> CameraConfig:
+        rate = frame_rate(name, self._settings.cameras[name])
+        return camera_config(self._settings, self._detector, name, frame_rate=rate)
+
+    def _take_news(self) -> None:
+        while not self._news.empty():
+            old, self._settings = self._settings.cameras, self._news.get()
+            new = self._settings.cameras
+            for name in [name for name, camera in old.items() if new.get(name) != camera]:
+                self._remove(name)
+            for name in [name for name, camera in new.items() if old.get(name) != camera]:
+                self._add(name)
+
+    def _remove(self, name: str) -> None:
+        camera = self._cameras.pop(name)
+        camera.reader.request_stop()
+        self._ending.append(camera)
+        self._pipeline.remove(name)
+        self._asked.pop(name, None)
+        self._teller.tell(self._courses.end(name))
+
+    def _add(self, name: str) -> None:
+        camera = self._cameras[name] = Camera(name, self._settings.cameras[name], self._wake)
+        try:
+            self._pipeline.put(self._config(name))
+        except VisionError as error:
+            logger.error("camera=%s cannot be used: %s", name, error)
+            camera.refuse(str(error))
+            self._pipeline.put(CameraConfig(name))
+        camera.start()
 
     @property
     def _is_done(self) -> bool:
@@ -94,6 +126,7 @@ class VisionWorker:
     def _turn(self) -> None:
         """One batch: the frame that waits of every camera that has one."""
         self._wake.clear()
+        self._take_news()
         frames = [frame for camera in self._cameras.values() if (frame := camera.reader.take())]
         if frames:
             self._take_asked()
@@ -132,7 +165,7 @@ class VisionWorker:
             self._describe(camera, result.observation)
 
     def _describe(self, camera: Camera, observation: Observation) -> None:
-        job_id = f"{camera.name}-{self._run_id}-{camera.reader.num_openings}-{observation.frame.index}"
+        job_id = f"{camera.name}-{camera.life_id}-{camera.reader.num_openings}-{observation.frame.index}"
         if observation.reason == ON_DEMAND:
             job_id = self._asked.pop(camera.name, job_id)
         job = make_job(observation, self._settings, job_id=job_id, source=camera.shown_source, is_live=True)
@@ -158,33 +191,64 @@ class VisionWorker:
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()
+        self._ending = [camera for camera in self._ending if camera.reader.is_alive]
         for camera in self._cameras.values():
             camera.reader.watch()
             self._board.write_status(camera.status())
 
 
-def run_ingest(settings: Settings) -> None:
-    """`appliance ingest`: the worker in this process, until Ctrl-C or the end of all sources."""
+def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -> None:
+    """`appliance ingest`: the worker in this process, until Ctrl-C or the end of all sources.
+
+    `load` reads the settings again: at SIGHUP the cameras become those that they name.
+    """
     if settings.redis.address is None:
         raise SettingsError("redis.url is missing: give the appliance's Redis with --redis or in --config")
     if not settings.cameras:
         raise SettingsError("cameras is empty: add one in --config")
     set_up_logging(logging.INFO)
-    VisionWorker(settings, settings.redis.address).run(stop_on_signals(), until_ended=True)
+    stop, worker = stop_on_signals(), VisionWorker(settings, settings.redis.address)
+    if load is not None:
+        signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, load))
+    worker.run(stop, until_ended=True)
+
+
+def reload_into(worker: VisionWorker, load: Callable[[], Settings]) -> None:
+    """Reads the settings again; with a mistake in them everything stays, and the log says why."""
+    try:
+        worker.change(load())
+    except SettingsError as error:
+        logger.error("the settings were not read again: %s", error)
 
 
 def child_main() -> None:
-    """The vision process of `serve`: settings as JSON on standard input, with the URL of Redis in them."""
+    """The vision process of `serve`: a line of JSON with the settings on its input, one more a change."""
+    _run_child(lambda settings: settings)
+
+
+def restarted_main() -> None:
+    """The same after a crash: a camera that was added since and cannot be used ends nobody else."""
+    _run_child(lambda settings: settings.model_copy(update={"cameras": {}}))
+
+
+def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     stop = stop_on_signals()
-    settings = Settings.model_validate_json(sys.stdin.read())
+    settings = Settings.model_validate_json(sys.stdin.readline())
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
     try:
-        worker = VisionWorker(settings, settings.redis.address)
+        worker = VisionWorker(begin_with(settings), settings.redis.address)
     except VisionError as error:
         print(f"appliance: {error}", file=sys.stderr)
         sys.exit(EXIT_UNUSABLE)
+    worker.change(settings)
+    threading.Thread(target=_follow_changes, args=(worker,), name="changes", daemon=True).start()
     worker.run(stop)
+
+
+def _follow_changes(worker: VisionWorker) -> None:
+    for line in sys.stdin:
+        worker.change(Settings.model_validate_json(line))
 
 
 def stop_on_signals() -> threading.Event:

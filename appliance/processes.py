@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +37,11 @@ class ChildError(Exception):
 class Child:
     """One child that runs `target`, a `package.module:function`, with `payload` on its standard input.
 
-    A session of its own keeps the terminal's Ctrl-C with the parent, which then stops its children in order.
+    With `is_told_more` the input stays open for `send`. A session of its own keeps the terminal's Ctrl-C with
+    the parent, which then stops its children in order.
     """
 
-    def __init__(self, target: str, payload: bytes) -> None:
+    def __init__(self, target: str, payload: bytes, *, is_told_more: bool = False) -> None:
         # invariant: called from the main thread; the parent-death signal follows the thread that forked.
         module, function = target.split(":")
         code = (
@@ -50,8 +52,18 @@ class Child:
             [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdin is not None
-        with self._process.stdin as stdin:
-            stdin.write(payload)
+        self._stdin = self._process.stdin
+        self._stdin.write(payload)
+        if is_told_more:
+            self._stdin.flush()
+        else:
+            self._stdin.close()
+
+    def send(self, payload: bytes) -> None:
+        """Writes to the child's standard input; what a dead child does not read is lost."""
+        with suppress(BrokenPipeError):
+            self._stdin.write(payload)
+            self._stdin.flush()
 
     @property
     def pid(self) -> int:
@@ -75,6 +87,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
 
 
 class Supervisor:
@@ -119,7 +133,12 @@ class Supervisor:
             failures, started_at = failures + 1, loop.time()
             if not self._is_stopping:
                 self.num_restarts += 1
+                self._child.stop()
                 self._child = self._start()
+
+    def send(self, payload: bytes) -> None:
+        """Writes to the standard input of the child that runs now."""
+        self._child.send(payload)
 
     def ask_to_stop(self) -> None:
         """Tells the child to end, and starts no other."""

@@ -116,6 +116,12 @@ class CameraReader:
         """Whether nothing more will come."""
         return self._state == "ended" and self._slot is None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether a thread of it is still running, wanted or not."""
+        attempts = [*self._hung, *([self._attempt] if self._attempt else [])]
+        return any(attempt.thread.is_alive() for attempt in attempts)
+
     def start(self) -> None:
         """Begins to read."""
         self._state = "connecting"

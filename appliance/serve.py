@@ -11,8 +11,9 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from appliance.api import ApiServer, UnsafeBindingError, create_app
+from appliance.api import ApiServer, UnsafeBindingError, allow_camera_changes, create_app
 from appliance.board import BoardReader
+from appliance.camera_control import CameraControl, reload_from, start_worker
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
@@ -21,9 +22,8 @@ from appliance.ladder import Ladder
 from appliance.logs import set_up_logging
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
-from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
-from appliance.settings import Settings, SettingsError, to_json
-from appliance.storage_settings import RedisSettings
+from appliance.processes import EXIT_UNUSABLE, ChildError
+from appliance.settings import Settings, SettingsError
 from appliance.tasks import StoppedError, outlast, run_beside, run_until
 from queues import EmbeddedServer, JobConsumer, Result, ResultReader
 from queues.errors import QueueError
@@ -39,25 +39,37 @@ POLL_S = 0.1
 
 
 def run_serve(
-    settings: Settings, listener: socket.socket, announce: Callable[[str], None] | None = None
+    settings: Settings,
+    listener: socket.socket,
+    announce: Callable[[str], None] | None = None,
+    load: Callable[[], Settings] | None = None,
 ) -> None:
     """Serves on `listener` until SIGINT or SIGTERM.
 
-    `announce` gets the URL once chat and cameras are up; by default it is printed.
+    `announce` gets the URL once chat and cameras are up; by default it is printed. `load` reads the settings
+    again: at SIGHUP the cameras become those that they name.
 
     Raises `SettingsError`, `EngineError`, `QueueError` or `ChildError` when it cannot begin.
     """
     set_up_logging(logging.WARNING)
-    asyncio.run(serve(settings, listener, announce or _print_ready))
+    asyncio.run(serve(settings, listener, announce or _print_ready, load))
 
 
-async def serve(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+async def serve(
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[str], None],
+    load: Callable[[], Settings] | None = None,
+) -> None:
     """Serves until a signal; everything that was started is gone when this returns or raises."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
         service = _Service(settings, stack)
+        if load is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, reload_from, service.cameras, load)
         with suppress(StoppedError):
             await run_until(stop, service.run(listener, on_ready))
 
@@ -75,22 +87,21 @@ class _Service:
         self._outputs = _open_outputs(settings, self._events)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
+        # why: the worker loads its detector while the engine loads here.
+        self.cameras = CameraControl(settings, url, self._board, start_worker)
+        stack.push_async_callback(self.cameras.stop)
         self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)
         self._results = ResultReader(url, settings.queue)
         self._told = ResultReader(url, settings.queue, stream=settings.queue.told)
         self._describer = self._create_describer()
         self._app = self._create_app()
-        # why: the worker loads its detector while the engine loads here.
-        self._worker = start_worker(settings, url) if settings.cameras else None
-        if self._worker:
-            stack.push_async_callback(self._worker.stop)
 
     async def run(self, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
         """Loads, then serves until cancelled or until something that must live has died."""
         await run_beside(
             self._load_and_serve(listener, on_ready),
-            *([self._worker.run()] if self._worker else []),
+            self.cameras.run(),
             *([_keep_running(self._redis)] if self._redis else []),
         )
 
@@ -112,7 +123,7 @@ class _Service:
 
     def _create_app(self) -> FastAPI:
         try:
-            return create_app(
+            app = create_app(
                 self._engine,
                 self._events,
                 self._board,
@@ -123,6 +134,8 @@ class _Service:
             )
         except UnsafeBindingError as error:
             raise SettingsError(str(error)) from None
+        allow_camera_changes(app, self.cameras)
+        return app
 
     def _create_describer(self) -> Describer:
         describe = self._settings.describe
@@ -154,12 +167,6 @@ def _open_outputs(settings: Settings, events: EventStore) -> Outputs:
         return Outputs(settings.outputs, events, tuple(settings.cameras))
     except ValueError as error:
         raise SettingsError(str(error)) from None
-
-
-def start_worker(settings: Settings, redis_url: str) -> Supervisor:
-    """The vision worker in a process of its own; its settings travel by a pipe, as they hold passwords."""
-    payload = to_json(settings.model_copy(update={"redis": RedisSettings(url=redis_url)}))
-    return Supervisor("vision worker", lambda: Child("appliance.ingest:child_main", payload))
 
 
 async def _follow(reader: ResultReader, store: Callable[[bytes], object], events: EventStore) -> None:

@@ -96,6 +96,19 @@ class Pipeline:
         """Have the camera's next frame described, whatever it shows; raises `KeyError` for an unknown one."""
         self._cameras[camera].is_asked_for = True
 
+    def put(self, config: CameraConfig) -> None:
+        """Take in a camera, or another way to look at one, which then begins anew.
+
+        Raises:
+            UnknownClass: its trigger wants a class that the detector does not give; nothing changes then.
+        """
+        _check_labels(config, self._detector)
+        self._cameras[config.name] = _Camera(config, self._detector.config.conf)
+
+    def remove(self, camera: str) -> None:
+        """Forget a camera; frames of it are an error from now on."""
+        del self._cameras[camera]
+
     def reset(self, camera: str) -> None:
         """Forget what was seen by one camera: its stream was away, or another recording begins."""
         self._cameras[camera].reset()

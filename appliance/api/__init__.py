@@ -1,8 +1,16 @@
 """The HTTP API: OpenAI's chat completions, events, cameras, health, and a status page."""
 
 from appliance.api.access import UnsafeBindingError
-from appliance.api.app import create_app
+from appliance.api.app import allow_camera_changes, create_app
 from appliance.api.server import ApiServer
 from appliance.api.services import ApiLimits, Cameras, EngineClient
 
-__all__ = ["ApiLimits", "ApiServer", "Cameras", "EngineClient", "UnsafeBindingError", "create_app"]
+__all__ = [
+    "ApiLimits",
+    "ApiServer",
+    "Cameras",
+    "EngineClient",
+    "UnsafeBindingError",
+    "allow_camera_changes",
+    "create_app",
+]

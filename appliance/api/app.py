@@ -6,10 +6,11 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from appliance import __version__
-from appliance.api import ask_views, chat, errors, event_views, metrics, trace, views
+from appliance.api import ask_views, camera_views, chat, errors, event_views, metrics, trace, views
 from appliance.api.access import AccessGuard, check_binding
 from appliance.api.services import (
     ApiLimits,
+    CameraChanges,
     Cameras,
     DescribeStatsReader,
     EngineClient,
@@ -54,8 +55,14 @@ def create_app(
         limits=limits or ApiLimits(),
     )
     errors.install(app)
-    for part in (ask_views, chat, event_views, metrics, trace, views):
+    for part in (ask_views, camera_views, chat, event_views, metrics, trace, views):
         app.include_router(part.router)
     app.mount("/assets", StaticFiles(directory=views.ASSETS), name="assets")
     app.add_middleware(AccessGuard, settings=settings)
     return app
+
+
+def allow_camera_changes(app: FastAPI, changes: CameraChanges) -> None:
+    """Let clients of `app` add, change and remove cameras, which `changes` does."""
+    services: Services = app.state.services
+    services.camera_changes = changes

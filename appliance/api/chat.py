@@ -1,20 +1,18 @@
 """`POST /v1/chat/completions`: OpenAI's shape, streamed or whole."""
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
-from http import HTTPStatus
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 
 from appliance.api.answers import ChatAnswer
+from appliance.api.bodies import read_body
 from appliance.api.content import engine_messages
-from appliance.api.errors import ApiError
 from appliance.api.schemas import parse_chat
-from appliance.api.services import ApiLimits, Services, services_of
+from appliance.api.services import Services, services_of
 from appliance.api.streams import ClientWatch, EventStreamResponse
 from vlm_engine import GenerationRequest, TokenEvent
 
@@ -35,7 +33,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 async def _respond(request: Request, services: Services, resources: AsyncExitStack) -> Response:
     """The whole answer, or a stream that has taken over `resources`."""
-    body = await _read_body(request, services.limits)
+    body = await read_body(request, services.limits)
     chat = await services.in_thread(lambda: parse_chat(body))
     services.check_model(chat.model)
     messages = await engine_messages(chat.messages, services)
@@ -51,31 +49,6 @@ async def _respond(request: Request, services: Services, resources: AsyncExitSta
     if chat.stream:
         return EventStreamResponse(answer.stream(steps), resources.pop_all(), headers)
     return JSONResponse(await answer.whole(steps), headers=headers)
-
-
-async def _read_body(request: Request, limits: ApiLimits) -> bytes:
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_at_most(request, limits.max_body_bytes)
-    except TimeoutError:
-        message = f"the body did not arrive within {limits.body_timeout_s:g} s"
-        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, code="body_timeout") from None
-    if body is None:
-        message = f"the body has more than the {limits.max_body_bytes} bytes that are accepted"
-        raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large")
-    return body
-
-
-async def _read_at_most(request: Request, max_bytes: int) -> bytes | None:
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > max_bytes:
-        return None
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
-            return None
-    return bytes(body)
 
 
 async def _close(events: AsyncIterator[TokenEvent]) -> None:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
@@ -65,6 +65,23 @@ class Cameras(Protocol):
         """Ask for a description of a camera's next frame; its event's id, None if nobody can be asked."""
 
 
+class CameraChanges(Protocol):
+    """What changes the cameras while they run; raises `CameraRefused` for what cannot be, `KeyError`."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The cameras that are wanted."""
+
+    def add(self, name: str, keys: Mapping[str, Any]) -> None:
+        """Take in a new camera."""
+
+    def change(self, name: str, keys: Mapping[str, Any]) -> None:
+        """Change some keys of a camera."""
+
+    def remove(self, name: str) -> None:
+        """End a camera."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiLimits:
     """How much one client, and all of them together, may ask for.
@@ -105,6 +122,7 @@ class Services:
         self.queue_status = queue_status
         self.embedded_url = embedded_url
         self.describe_stats = describe_stats
+        self.camera_changes: CameraChanges | None = None
         self.metrics_per_camera = metrics_per_camera
         self.camera_totals = CameraTotals()
         self.limits = limits

@@ -72,7 +72,7 @@ async def get_health(request: Request) -> Response:
 async def list_cameras(request: Request) -> dict[str, Any]:
     """How every camera is doing, without its address."""
     statuses = await services_of(request).cameras.statuses()
-    return {"object": "list", "data": [_camera(status) for status in statuses]}
+    return {"object": "list", "data": [camera_body(status) for status in statuses]}
 
 
 @router.get("/v1/cameras/{name}/frame.jpg")
@@ -98,7 +98,8 @@ def _model(name: str, services: Services) -> dict[str, Any]:
     }
 
 
-def _camera(status: CameraStatus) -> dict[str, Any]:
+def camera_body(status: CameraStatus) -> dict[str, Any]:
+    """A camera as the API tells of it."""
     # why: `error` may repeat the camera's URL with its password
     return {name: getattr(status, name) for name in status.__struct_fields__ if name != "error"}
 

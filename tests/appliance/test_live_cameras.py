@@ -195,3 +195,34 @@ def test_one_bad_camera_touches_no_other_and_no_password_is_told(caplog, capfd):
 
 def statuses(running: VisionWorker) -> dict[str, CameraStatus]:
     return {name: camera.status() for name, camera in running._cameras.items()}
+
+
+def test_cameras_change_without_touching_the_others(caplog):
+    """A camera comes, is paused, changes and goes while another one runs through on one connection."""
+    with RtspServer(fps=20) as server, RtspServer(fps=20) as other, EmbeddedServer() as redis:
+        steady = {"source": server.url(), "stream": STREAM}
+        guest = {"source": other.url(), "stream": STREAM}
+        with worker(redis, {"steady": steady}) as running:
+
+            def change(cameras: dict[str, Any]) -> None:
+                detector = {"device": "cpu", "imgsz": 64}
+                running.change(load_settings(None, {"detector": detector, "cameras": cameras}))
+
+            until(lambda: statuses(running)["steady"].num_frames > 3)
+            change({"steady": steady, "guest": guest})
+            until(lambda: "guest" in statuses(running) and statuses(running)["guest"].num_frames > 3)
+            change({"steady": steady, "guest": guest | {"enabled": False}})
+            until(lambda: statuses(running)["guest"].state == "stopped")
+            change({"steady": steady, "guest": guest | {"objects": {"track": ["unicorn"]}}})
+            until(lambda: statuses(running)["guest"].state == "unsupported")
+            change({"steady": steady, "guest": guest | {"rotate": 90}})
+            until(lambda: statuses(running)["guest"].num_frames > 3)
+            change({"steady": steady})
+            until(lambda: "guest" not in statuses(running))
+            until(lambda: not running._ending)
+            num_frames = statuses(running)["steady"].num_frames
+            until(lambda: statuses(running)["steady"].num_frames > num_frames)
+
+    assert server.num_connections == 1
+    assert other.num_connections == 2
+    assert "unicorn" in caplog.text

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
-from appliance.api import ApiLimits, ApiServer, create_app
-from appliance.api.services import Services
+from appliance.api import ApiLimits, ApiServer, allow_camera_changes, create_app
+from appliance.api.services import CameraChanges, Services
 from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
 from appliance.jobs import CameraStatus
@@ -115,11 +115,12 @@ class Servers:
         limits: ApiLimits | None = None,
         queue_status: Callable[[], Coroutine[Any, Any, QueueStatus]] | None = None,
         metrics_per_camera: bool = False,
+        camera_changes: CameraChanges | None = None,
     ) -> Running:
         """A server that answers."""
         key = SecretStr(api_key) if api_key else None
         settings = ServerSettings(port=0, api_key=key, metrics_per_camera=metrics_per_camera)
-        return self.thread.call(self._start(settings, limits, queue_status))
+        return self.thread.call(self._start(settings, limits, queue_status, camera_changes))
 
     def stop(self, running: Running) -> float:
         """Shut a server down; the seconds that it took."""
@@ -134,7 +135,13 @@ class Servers:
         for running in list(self._running):
             self.stop(running)
 
-    async def _start(self, settings: ServerSettings, limits: ApiLimits | None, queue_status: Any) -> Running:
+    async def _start(
+        self,
+        settings: ServerSettings,
+        limits: ApiLimits | None,
+        queue_status: Any,
+        camera_changes: CameraChanges | None,
+    ) -> Running:
         events, cameras = EventStore(), two_cameras()
         app = create_app(
             self.engine,
@@ -147,6 +154,8 @@ class Servers:
             aliases=("other-name", "organisation/model"),
             limits=limits,
         )
+        if camera_changes is not None:
+            allow_camera_changes(app, camera_changes)
         server = ApiServer(app, settings)
         finished = asyncio.ensure_future(server.serve())
         while not server.started:

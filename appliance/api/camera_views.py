@@ -1,0 +1,104 @@
+"""Cameras added, changed, paused and removed while they run; their addresses go in and never out."""
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+
+from appliance.api.bodies import read_body
+from appliance.api.errors import ApiError, bad_request, not_found
+from appliance.api.services import CameraChanges, Services, services_of
+from appliance.api.views import camera_body
+from appliance.camera_control import CameraRefused
+
+router = APIRouter()
+
+
+@router.get("/v1/cameras/{name}")
+async def get_camera(request: Request, name: str) -> dict[str, Any]:
+    """How one camera is doing, without its address; 404 for an unknown one."""
+    return await _camera(services_of(request), name)
+
+
+@router.post("/v1/cameras")
+async def add_camera(request: Request) -> Response:
+    """Take in a camera: `name` and the keys of `cameras.NAME` in the settings.
+
+    400 names the key that is wrong, 409 says that the name is taken. Until the next start only.
+    """
+    services = services_of(request)
+    changes, keys = _changes(services), await _keys(request, services)
+    name = keys.pop("name", None)
+    if not isinstance(name, str):
+        raise bad_request("name: has to be the name of the new camera", param="name")
+    if name in changes.names:
+        raise ApiError(
+            HTTPStatus.CONFLICT, f"there is a camera {name!r} already", param="name", code="exists"
+        )
+    try:
+        changes.add(name, keys)
+    except CameraRefused as error:
+        raise _refused(error) from None
+    return JSONResponse(await _camera(services, name), HTTPStatus.CREATED)
+
+
+@router.patch("/v1/cameras/{name}")
+async def change_camera(request: Request, name: str) -> dict[str, Any]:
+    """Change some keys of a camera, `{"enabled": false}` to pause it; it begins anew, the others go on."""
+    services = services_of(request)
+    changes, keys = _changes(services), await _keys(request, services)
+    try:
+        changes.change(name, keys)
+    except CameraRefused as error:
+        raise _refused(error) from None
+    except KeyError:
+        raise _unknown(changes, name) from None
+    return await _camera(services, name)
+
+
+@router.delete("/v1/cameras/{name}")
+async def remove_camera(request: Request, name: str) -> dict[str, Any]:
+    """End a camera; its events stay."""
+    changes = _changes(services_of(request))
+    try:
+        changes.remove(name)
+    except KeyError:
+        raise _unknown(changes, name) from None
+    return {"name": name, "object": "camera", "deleted": True}
+
+
+def _changes(services: Services) -> CameraChanges:
+    if services.camera_changes is None:
+        raise not_found("cameras cannot be changed here", code="cameras_fixed")
+    return services.camera_changes
+
+
+async def _keys(request: Request, services: Services) -> dict[str, Any]:
+    try:
+        keys = json.loads(await read_body(request, services.limits))
+    except ValueError as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(keys, dict):
+        raise bad_request("body: has to be an object with the keys of a camera")
+    return keys
+
+
+async def _camera(services: Services, name: str) -> dict[str, Any]:
+    statuses = {status.name: status for status in await services.cameras.statuses()}
+    if name not in statuses:
+        known = ", ".join(sorted(statuses)) or "none"
+        raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+    return camera_body(statuses[name])
+
+
+def _unknown(changes: CameraChanges, name: str) -> ApiError:
+    known = ", ".join(sorted(changes.names)) or "none"
+    return not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+
+
+def _refused(error: CameraRefused) -> ApiError:
+    text = str(error) if error.field is None else f"{error.field}: {error}"
+    return bad_request(text, param=error.field, code="invalid_value")

@@ -1,0 +1,171 @@
+"""The cameras that are wanted now: what the settings name, then what the API and reloads make of it.
+
+The vision worker is told each change by its pipe and touches no other camera; a worker that dies is started
+again with what is wanted then.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from itertools import chain, repeat
+from typing import Any
+
+from pydantic import ValidationError
+
+from appliance.board import BoardReader
+from appliance.camera_settings import CameraSettings
+from appliance.processes import Child, Supervisor
+from appliance.settings import Settings, SettingsError, to_json
+from appliance.storage_settings import RedisSettings
+from vision.errors import SourceUnsupported
+from vision.urls import STREAM_SCHEMES, is_stream, parse_stream_url
+
+logger = logging.getLogger(__name__)
+
+OPEN_SCHEMES = (*STREAM_SCHEMES, "synthetic")
+"""Schemes of sources that may be named over the API: none of them reads files of this machine."""
+
+Start = Callable[[Callable[[], bytes]], Supervisor]
+
+
+class CameraRefused(ValueError):
+    """A camera cannot be as it was asked for.
+
+    Attributes:
+        field: the path of the key that is wrong, such as `detect.fps`; None for the whole.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class CameraExists(CameraRefused):
+    """The name of a new camera is taken."""
+
+
+class CameraControl:
+    """Changes cameras while the vision worker runs; `start` makes the worker, once there is a camera."""
+
+    def __init__(self, settings: Settings, redis_url: str, board: BoardReader, start: Start) -> None:
+        self._settings = settings.model_copy(update={"redis": RedisSettings(url=redis_url)})
+        self._board = board
+        self._start = start
+        self._worker = self._started() if settings.cameras else None
+        self._is_wanted = asyncio.Event()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The cameras' names."""
+        return tuple(self._settings.cameras)
+
+    async def run(self) -> None:
+        """Keeps the worker running until cancelled; raises `ChildError` when it cannot use its settings."""
+        if self._worker is None:
+            await self._is_wanted.wait()
+        assert self._worker is not None
+        await self._worker.run()
+
+    async def stop(self) -> None:
+        """Ends the worker; returns when it is gone."""
+        if self._worker is not None:
+            await self._worker.stop()
+
+    def add(self, name: str, keys: Mapping[str, Any]) -> None:
+        """Takes in a new camera; `keys` as under `cameras.NAME` in the settings. Raises `CameraRefused`."""
+        if name in self._settings.cameras:
+            raise CameraExists(f"there is a camera {name!r} already: change it, or take another name", "name")
+        self._set({**self._dumped(), name: dict(keys)}, name)
+
+    def change(self, name: str, keys: Mapping[str, Any]) -> None:
+        """Changes some keys of a camera, nested ones by themselves; raises `CameraRefused`, `KeyError`."""
+        cameras = self._dumped()
+        known = cameras[name]
+        if keys.keys() & {"source", "ffmpeg"}:
+            # why: both say where the frames come from; the newer word holds.
+            known = {key: value for key, value in known.items() if key not in {"source", "ffmpeg"}}
+        self._set({**cameras, name: _merged(known, keys)}, name)
+
+    def remove(self, name: str) -> None:
+        """Ends a camera; raises `KeyError` when there is none of that name."""
+        cameras = dict(self._settings.cameras)
+        del cameras[name]
+        self._tell(self._settings.model_copy(update={"cameras": cameras}))
+
+    def reload(self, settings: Settings) -> None:
+        """Makes the cameras those of `settings`; what else is in them waits for the next start."""
+        self._tell(self._settings.model_copy(update={"cameras": settings.cameras}))
+
+    def _dumped(self) -> dict[str, Any]:
+        return {name: camera.model_dump() for name, camera in self._settings.cameras.items()}
+
+    def _set(self, wanted: Mapping[str, Any], name: str) -> None:
+        try:
+            checked = Settings.model_validate({**self._settings.model_dump(), "cameras": wanted})
+        except ValidationError as error:
+            raise _refused(error, name) from None
+        known = self._settings.cameras.get(name)
+        if known is None or known.source != checked.cameras[name].source:
+            _check_source(checked.cameras[name])
+        cameras = {**self._settings.cameras, name: checked.cameras[name]}
+        self._tell(self._settings.model_copy(update={"cameras": cameras}))
+
+    def _tell(self, settings: Settings) -> None:
+        self._settings = settings
+        self._board.names = self.names
+        if self._worker is not None:
+            self._worker.send(self._payload())
+        elif settings.cameras:
+            self._worker = self._started()
+            self._is_wanted.set()
+
+    def _started(self) -> Supervisor:
+        return self._start(self._payload)
+
+    def _payload(self) -> bytes:
+        return to_json(self._settings) + b"\n"
+
+
+def start_worker(payload: Callable[[], bytes]) -> Supervisor:
+    """The vision worker in a process of its own; its settings travel by a pipe, as they hold passwords."""
+    targets = chain(["appliance.ingest:child_main"], repeat("appliance.ingest:restarted_main"))
+    return Supervisor("vision worker", lambda: Child(next(targets), payload(), is_told_more=True))
+
+
+def reload_from(control: CameraControl, load: Callable[[], Settings]) -> None:
+    """Reads the settings again; with a mistake in them everything stays, and the log says why."""
+    try:
+        control.reload(load())
+    except SettingsError as error:
+        logger.error("the settings were not read again: %s", error)
+    else:
+        logger.warning("the cameras were read again: %s", ", ".join(control.names) or "none")
+
+
+def _check_source(camera: CameraSettings) -> None:
+    # why: who may talk to the API may not read every file and device of this machine (A4).
+    scheme, has_scheme, _ = camera.source.partition("://")
+    if not has_scheme or scheme.lower() not in OPEN_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in OPEN_SCHEMES)
+        raise CameraRefused(f"over the API a source has to be one of {known}", "source")
+    if is_stream(camera.source):
+        try:
+            parse_stream_url(camera.source)
+        except SourceUnsupported as error:
+            raise CameraRefused(str(error), "source") from None
+
+
+def _merged(known: Any, keys: Any) -> Any:
+    if not (isinstance(known, Mapping) and isinstance(keys, Mapping)):
+        return keys
+    return {**known, **{key: _merged(known.get(key), value) for key, value in keys.items()}}
+
+
+def _refused(error: ValidationError, name: str) -> CameraRefused:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    location = [str(part) for part in problem["loc"] if part not in ("cameras", name)]
+    message = problem["msg"].removeprefix("Value error, ")
+    field = ".".join(location) or None
+    if problem["type"] == "extra_forbidden":
+        message = "is not a key of a camera"
+    return CameraRefused(message, field)

@@ -1,0 +1,167 @@
+"""Cameras changed while they run: what is allowed, and what the vision worker is told."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.board import BoardReader
+from appliance.camera_control import CameraControl, CameraExists, CameraRefused, reload_from
+from appliance.processes import Child, Supervisor
+from appliance.settings import Settings, SettingsError, load_settings
+from tests.appliance.running import until
+
+URL = "rtsp://john.doe:s3cret@10.0.0.5/live"
+
+
+def record() -> None:
+    """The target of a child that writes down what it is told, where its settings keep events."""
+    for line in sys.stdin:
+        with open(json.loads(line)["events"]["path"], "a") as file:
+            file.write(line)
+
+
+class Told:
+    """A control over a child that records, and what it has recorded."""
+
+    def __init__(self, path: Path, cameras: dict[str, Any]) -> None:
+        self.path = path
+        self.settings = load_settings(None, {"events": {"path": str(path)}, "cameras": cameras})
+        self.board = BoardReader("redis://127.0.0.1:1", tuple(cameras))
+        self.workers: list[Supervisor] = []
+        self.control = CameraControl(self.settings, "redis://127.0.0.1:1", self.board, self._start)
+
+    def _start(self, payload: Any) -> Supervisor:
+        target = "tests.appliance.test_camera_control:record"
+        self.workers.append(Supervisor("recorder", lambda: Child(target, payload(), is_told_more=True)))
+        return self.workers[-1]
+
+    def cameras(self, num_told: int) -> dict[str, Any]:
+        """The cameras that the child was told last, once it was told that often."""
+        until(lambda: self.path.exists() and len(self.path.read_text().splitlines()) >= num_told)
+        return dict(json.loads(self.path.read_text().splitlines()[-1])["cameras"])
+
+
+@pytest.fixture
+async def told(tmp_path: Path) -> Any:
+    told = Told(tmp_path / "told", {"file": {"source": "/srv/street.mp4"}})
+    yield told
+    await told.control.stop()
+    await told.board.close()
+
+
+async def test_a_camera_comes_changes_and_goes(told):
+    control = told.control
+    control.add("gate", {"source": URL, "detect": {"width": 640, "fps": 5}})
+    gate = told.cameras(2)["gate"]
+    assert (gate["source"], gate["detect"]["fps"], gate["enabled"]) == (URL, 5, True)
+    assert set(told.board.names) == {"file", "gate"}
+
+    control.change("gate", {"enabled": False, "detect": {"fps": 2}})
+    gate = told.cameras(3)["gate"]
+    assert (gate["source"], gate["enabled"]) == (URL, False)
+    assert (gate["detect"]["width"], gate["detect"]["fps"]) == (640, 2)
+
+    control.change("gate", {"source": "synthetic://yard"})
+    assert told.cameras(4)["gate"]["source"] == "synthetic://yard"
+    control.remove("gate")
+    assert set(told.cameras(5)) == {"file"} == set(told.board.names)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["exec:rm -rf /", "file:///etc/passwd", "/etc/passwd", "street.mp4", "/dev/video0", "v4l2:///dev/video0",
+     "concat:a|b", "gopher://x/", "rtsp://", "data:,x", "pipe:0", "FILE:///etc/passwd"],
+)  # fmt: skip
+async def test_the_api_names_no_files_of_this_machine(told, source):
+    """A4."""
+    with pytest.raises(CameraRefused) as refused:
+        told.control.add("bad", {"source": source})
+    assert refused.value.field == "source"
+    with pytest.raises(CameraRefused):
+        told.control.add("bad", {"ffmpeg": {"inputs": [{"path": source, "roles": ["detect"]}]}})
+    with pytest.raises(CameraRefused):
+        told.control.change("file", {"source": source})
+
+    assert told.control.names == ("file",)
+
+
+async def test_other_keys_of_a_camera_on_a_file_may_change(told):
+    told.control.change("file", {"enabled": False})
+
+    assert told.cameras(2)["file"]["source"] == "/srv/street.mp4"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "field"),
+    [
+        ("gate", {"source": URL, "colour": "red"}, "colour"),
+        ("gate", {"source": URL, "detect": {"fps": -1}}, "detect.fps"),
+        ("gate", {}, "source"),
+        ("a/b", {"source": URL}, None),
+    ],
+)
+async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, field):
+    with pytest.raises(CameraRefused) as refused:
+        told.control.add(name, keys)
+
+    assert refused.value.field == field
+    assert "s3cret" not in str(refused.value)
+    assert told.control.names == ("file",)
+
+
+async def test_names_that_are_taken_or_unknown(told):
+    with pytest.raises(CameraExists):
+        told.control.add("file", {"source": URL})
+    with pytest.raises(KeyError):
+        told.control.change("gate", {"enabled": False})
+    with pytest.raises(KeyError):
+        told.control.remove("gate")
+
+
+async def test_a_worker_that_dies_is_told_what_is_wanted_by_then(told, monkeypatch):
+    monkeypatch.setattr("appliance.processes.BACK_OFF_S", (0.01,))
+    told.control.add("gate", {"source": URL})
+    assert set(told.cameras(2)) == {"file", "gate"}
+    os.kill(told.workers[0].pid, signal.SIGKILL)
+    told.control.remove("file")
+
+    import asyncio
+
+    running = asyncio.ensure_future(told.control.run())
+    while not (told.path.read_text().count("\n") >= 3 and set(told.cameras(3)) == {"gate"}):
+        await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_without_a_camera_there_is_no_worker_until_the_first(tmp_path):
+    told = Told(tmp_path / "told", {})
+    assert told.workers == []
+    told.control.add("gate", {"source": URL})
+    assert set(told.cameras(1)) == {"gate"}
+    await told.control.stop()
+    await told.board.close()
+
+
+async def test_reading_the_settings_again(told, caplog):
+    """SIGHUP: the file says what there is; a mistake in it changes nothing."""
+    told.control.add("gate", {"source": URL})
+    again = load_settings(None, {"cameras": {"file": {"source": "/srv/yard.mp4"}, "new": {"source": URL}}})
+    reload_from(told.control, lambda: again)
+    assert {name: camera["source"] for name, camera in told.cameras(3).items()} == {
+        "file": "/srv/yard.mp4",
+        "new": URL,
+    }
+
+    def broken() -> Settings:
+        raise SettingsError("a.yaml: cameras.new.colour: unknown key")
+
+    reload_from(told.control, broken)
+    assert told.control.names == ("file", "new")
+    assert "colour" in caplog.text
+    assert "s3cret" not in caplog.text
