@@ -59,7 +59,7 @@ class GateClient:
         self._num_untold = 0
         self._idle_s = 0.0
         self._retry_at_s = float("-inf")
-        self._was_away = False
+        self._was_away = self._was_there = False
 
     def acquire(self, piece_ms: Sequence[float]) -> int:
         """Wait for the device, `patience_s` at most.
@@ -138,10 +138,12 @@ class GateClient:
         self.close()
         self._retry_at_s = self._clock() + self._retry_after_s
         if not self._was_away:
-            log.warning("the detector goes on without asking for the device: %s", error or "no answer")
+            # why: detectors are often up before the engine has loaded its model
+            level = logging.WARNING if self._was_there else logging.INFO
+            log.log(level, "the detector goes on without asking for the device: %s", error or "no answer")
         self._was_away = True
 
     def _say_back(self) -> None:
-        if self._was_away:
+        if self._was_away and self._was_there:
             log.warning("the engine lends the device again")
-        self._was_away = False
+        self._was_away, self._was_there = False, True

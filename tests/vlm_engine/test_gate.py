@@ -184,11 +184,14 @@ def test_a_lease_that_ends_is_counted_and_the_late_end_is_learned(tmp_path: Path
         gate.close()
 
 
-def test_without_an_engine_the_detector_goes_on_and_asks_again(tmp_path: Path) -> None:
+def test_without_an_engine_the_detector_goes_on_and_asks_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Dead, being started again, and back; what went without an answer is counted at both sides."""
     gate = GateClient(str(tmp_path / "gate.sock"), "cpu", retry_after_s=0.0)
     rounds(gate, 3)
     assert gate.num_ungated == 3
+    assert not caplog.records, "the engine had not begun"
     for generation in (1, 2):
         with engine(tmp_path) as loop:
             rounds(gate, 2)
@@ -196,6 +199,9 @@ def test_without_an_engine_the_detector_goes_on_and_asks_again(tmp_path: Path) -
             assert loop.counts["ungated"] == gate.num_ungated - (0 if generation == 1 else 3)
         rounds(gate, 1)
         assert gate.num_ungated == 3 + generation
+    said = [record.getMessage() for record in caplog.records if "gate_client" in record.name]
+    assert len(said) == 3, "gone, back, gone"
+    assert "goes on" in said[0]
     gate.close()
 
 

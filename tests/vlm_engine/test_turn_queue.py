@@ -272,7 +272,7 @@ asks = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     steps=st.lists(st.tuples(asks, st.floats(0, 200), st.booleans()), max_size=60),
     has_chats=st.booleans(),
