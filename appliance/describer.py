@@ -105,6 +105,7 @@ class Describer:
         self._books = DescribeBooks()
         self._ladder = ladder or Ladder(LadderConfig(until="full"), max_tokens=max_tokens, max_age_s=60.0)
         self._pace = Pace()
+        self._others_wait = False
         self._consumer = consumer
         self._model = model
         self._has_context = has_context
@@ -154,6 +155,7 @@ class Describer:
         """Let the ladder see who still waits, but for those that are held back."""
         now = time.monotonic()
         waits_s = {camera: s for camera, s in self._consumer.waits_s.items() if camera not in hold}
+        self._others_wait = bool(waits_s)
         level_before = self._ladder.level
         level = self._ladder.update(now, self._pace.longest_wait_s(waits_s, now))
         if level != level_before:
@@ -161,7 +163,7 @@ class Describer:
             logger.warning("frames wait %.1f s: describing at level %d (%s)", wait_s, level, rung)
 
     async def _handle(self, delivery: Delivery) -> None:
-        task = _Task(delivery, self._ladder.level, self._ladder.rung)
+        task = _Task(delivery, self._ladder.level, self._ladder.rung, is_urgent=self._others_wait)
         wait_s = self._pace.own_wait_s(delivery.job.key, task.taken_s, delivery.waited_ms / 1e3)
         self._pace.begin(delivery.job.key, task.taken_s, task.rung.interval_s)
         try:
@@ -246,7 +248,9 @@ class Describer:
             quality=task.quality(image, last),
             num_replaced=task.delivery.num_replaced,
         )
-        return description, (last.timings or EngineTimings()).queue_ms / 1e3
+        # why: what nobody waits for, the engine may put off by itself; that is no overload.
+        engine_ms = (last.timings or EngineTimings()).queue_ms if task.is_urgent else 0.0
+        return description, engine_ms / 1e3
 
     async def _generate(self, task: "_Task", messages: list[dict[str, Any]]) -> tuple[str, TokenEvent]:
         expires_at = task.expires_at
@@ -259,6 +263,8 @@ class Describer:
             priority="background",
             tenant=task.delivery.job.key,
             expires_at=expires_at,
+            # why: the engine takes its time for what is in time, and cannot know who waits out here.
+            wanted_at=task.taken_s if task.is_urgent else None,
         )
         pieces = []
         async for event in self._model.generate(request):
@@ -275,10 +281,10 @@ def _snapshot(job: DescribeJob) -> bytes:
 
 
 class _Task:
-    """One delivery in hand: since when, and how well it is to be described."""
+    """One delivery in hand: since when, how well it is to be described, and whether others wait for it."""
 
-    def __init__(self, delivery: Delivery, level: int, rung: Rung) -> None:
-        self.delivery, self.level, self.rung = delivery, level, rung
+    def __init__(self, delivery: Delivery, level: int, rung: Rung, *, is_urgent: bool = False) -> None:
+        self.delivery, self.level, self.rung, self.is_urgent = delivery, level, rung, is_urgent
         self.taken_s = time.monotonic()
 
     @property

@@ -19,18 +19,21 @@ class Owed:
         expires_s: When it is of no use any more, None for never.
         steps: Tokens left.
         slices: Encoder slices left.
+        wanted_s: When it is wanted at the latest, None for no such wish.
     """
 
     arrival_s: float
     expires_s: float | None
     steps: StepWork
     slices: SliceWork
+    wanted_s: float | None = None
 
     def due_s(self, patience_s: float) -> float:
-        """When it should be done: well before it expires."""
+        """When it should be done: well before it expires, and when it is wanted."""
         if self.expires_s is not None:
             patience_s = min(patience_s, FRESH * (self.expires_s - self.arrival_s))
-        return self.arrival_s + patience_s
+        due_s = self.arrival_s + patience_s
+        return due_s if self.wanted_s is None else min(due_s, self.wanted_s)
 
 
 def needed_share(owed: Iterable[Owed], now: float, patience_s: float, model: CostModel) -> float:

@@ -24,6 +24,8 @@ class GenerationRequest:
         expires_at: On the engine's clock, in seconds; a request that waits then, or whose images are
             not encoded then, ends with ``finish_reason="expired"``.
         tenant: Who sends it, as a camera; background work is shared fairly between tenants.
+        wanted_at: On the engine's clock; when background work should be done at the latest. A time that
+            is past asks for all that chats leave, as is right while more waits outside of the engine.
     """
 
     request_id: str
@@ -32,6 +34,7 @@ class GenerationRequest:
     priority: Priority = "interactive"
     expires_at: float | None = None
     tenant: str = ""
+    wanted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,8 @@ class Scheduler:
             images = sequence.images_between(start, end)
             slices = sum((self._slices_left(image) for image in images), SliceWork())
             work = chunk_work(start, end, samples=True)
-            yield Owed(sequence.arrival_s, sequence.request.expires_at, work, slices)
+            request = sequence.request
+            yield Owed(sequence.arrival_s, request.expires_at, work, slices, request.wanted_at)
 
     def _slices_left(self, image: Placeholder) -> SliceWork:
         left = self.encoder_cache.num_left(image.digest)

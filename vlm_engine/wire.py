@@ -50,6 +50,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     priority: Priority
     expires_at: float | None
     tenant: str
+    wanted_at: float | None
     token_ids: list[int]
     position_delta: int
     images: list[WireImage]
@@ -140,6 +141,7 @@ def encode_submit(request: GenerationRequest, prompt: PreparedPrompt, preprocess
         priority=request.priority,
         expires_at=request.expires_at,
         tenant=request.tenant,
+        wanted_at=request.wanted_at,
         token_ids=prompt.token_ids,
         position_delta=prompt.position_delta,
         images=[WireImage(run.start, run.length, run.digest, image.grid) for run, image in pairs],
@@ -155,7 +157,13 @@ def decode_submit(header: Submit, frames: Frames) -> tuple[GenerationRequest, Pr
     runs = tuple(Placeholder(im.start, im.length, im.digest, index) for index, im in enumerate(header.images))
     images = tuple(ImageInput(t, im.grid) for t, im in zip(tensors[1:], header.images, strict=True))
     request = GenerationRequest(
-        header.request_id, (), header.sampling, header.priority, header.expires_at, header.tenant
+        header.request_id,
+        (),
+        header.sampling,
+        header.priority,
+        header.expires_at,
+        header.tenant,
+        header.wanted_at,
     )
     return request, PreparedPrompt(header.token_ids, tensors[0], header.position_delta, runs, images)
 

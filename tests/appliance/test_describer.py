@@ -331,6 +331,18 @@ async def test_the_engines_deadline_is_the_jobs(server, queue):
     assert deadlines["b"] is None
 
 
+async def test_the_engine_is_told_to_hurry_while_others_wait(server, queue):
+    """It spreads the work on what is in time, and cannot see who waits in the queue."""
+    model = Scripted([])
+
+    await describe(server, queue, model, [job("a"), job("b"), job("c")], concurrency=1)
+
+    wanted = {r.request_id.split("-")[1]: r.wanted_at for r in model.requests}
+    assert wanted["a"] is not None
+    assert wanted["a"] <= time.monotonic()
+    assert wanted["c"] is None
+
+
 async def test_with_a_real_engine(server, queue, qwen3_vl_checkpoint):
     config = EngineConfig(str(qwen3_vl_checkpoint), device="cpu", kv_cache_tokens=2048, num_threads=1)
     engine = AsyncEngine(config)

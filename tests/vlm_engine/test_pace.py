@@ -11,9 +11,15 @@ FAST = Truth(model=CostModel((12.0, 19.0, 3.0, 1.0, 4.0), (0.1, 5.0, 4.0, 8.0, 2
 ONE_MS = CostModel((0.0, 64.0, 0.0, 0.0, 0.0), (4.0, 0.0, 0.0, 0.0, 0.0))
 
 
-def owed(arrival_s: float, num_tokens: int, num_slices: int = 0, expires_s: float | None = None) -> Owed:
+def owed(
+    arrival_s: float,
+    num_tokens: int,
+    num_slices: int = 0,
+    expires_s: float | None = None,
+    wanted_s: float | None = None,
+) -> Owed:
     """Of `ONE_MS`: a millisecond a token and a slice."""
-    return Owed(arrival_s, expires_s, StepWork(num_tokens), SliceWork(num_slices))
+    return Owed(arrival_s, expires_s, StepWork(num_tokens), SliceWork(num_slices), wanted_s)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +33,9 @@ def owed(arrival_s: float, num_tokens: int, num_slices: int = 0, expires_s: floa
         ([owed(0.0, 350), owed(0.0, 350, expires_s=1.0)], 1.0),
         ([owed(0.0, 500, expires_s=60.0)], 0.25),
         ([owed(-3.0, 1)], 1.0),
+        ([owed(0.0, 500, wanted_s=1.0)], 0.5),
+        ([owed(0.0, 500, wanted_s=60.0)], 0.25),
+        ([owed(0.0, 1, wanted_s=0.0), owed(0.0, 1)], 1.0),
         ([owed(0.0, 5000), owed(0.0, 1)], 1.0),
     ],
 )
