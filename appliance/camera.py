@@ -3,6 +3,7 @@
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
@@ -59,8 +60,8 @@ class Camera:
         """Makes it a camera that is never read, since its settings cannot be used."""
         self._refusal = reason
 
-    def status(self) -> CameraStatus:
-        """The camera's state and counts now."""
+    def status(self, held_back: Mapping[str, int]) -> CameraStatus:
+        """The camera's state and counts now, with those of its trigger."""
         reader, dropped = self.reader, self.reader.dropped
         num_seen = reader.num_read - dropped["replaced"]
         dropped["refused"] = self.num_refused
@@ -72,6 +73,7 @@ class Camera:
             num_jobs=self.num_jobs,
             num_dropped=dropped.total(),
             dropped=dict(+dropped),
+            held_back=dict(held_back),
             num_openings=reader.num_openings,
             fps=round(self.rate.fps, 1),
             frame_age_s=None if reader.last_frame_at is None else round(reader.frame_age_s, 2),

@@ -49,8 +49,11 @@ class ViewDescribeSettings(SettingsPart):
     and zones too and to speak of nothing else (None: not the bundled one, which was trained without).
     While a live frame's job waits, a newer one takes its place (`replace`): one of the same `camera`, of the
     same `track` (each visit keeps a place then), or with `none` no one.
+    With `answer_schema` (or `schema`) the answer is JSON of that schema.
     `similarity` leaves out frames that show what was described last, to that degree from 0 to 1 (None: none).
     """
+
+    whole = frozenset({"answer_schema"})
 
     enabled: bool = True
     labels: Names | None = None
@@ -71,6 +74,7 @@ class ViewDescribeSettings(SettingsPart):
     crop_margin: float = Field(default=0.25, ge=0, le=10)
     max_side: int | None = Field(default=None, ge=64, le=8192)
     context: bool | None = None
+    answer_schema: dict[str, Any] | None = None
     replace: Literal["camera", "track", "none"] = "camera"
 
     @field_validator("triggers", mode="before")

@@ -23,7 +23,7 @@ from appliance.tasks import end_all
 from queues.consumer import JobConsumer
 from queues.errors import QueueError
 from queues.types import Delivery
-from vlm_engine import GenerationRequest, SamplingParams, TokenEvent
+from vlm_engine import GenerationRequest, SamplingParams, StructuredOutput, TokenEvent
 from vlm_engine import Timings as EngineTimings
 from vlm_engine.errors import EngineError, RequestError
 
@@ -233,8 +233,8 @@ class Describer:
         messages = prompt_of(job, image, earlier=earlier, has_context=self._has_context)
         text, error, last = None, None, TokenEvent("")
         try:
-            text, last = await self._generate(task, messages)
-            error = _refusal(text, last)
+            text, last = await self._generate(task, messages, _form_of(job))
+            error = _refusal(text, last, has_form=job.answer_schema is not None)
         except RequestError as refused:
             error = str(refused)
         description = Description.of(
@@ -252,14 +252,16 @@ class Describer:
         engine_ms = (last.timings or EngineTimings()).queue_ms if task.is_urgent else 0.0
         return description, engine_ms / 1e3
 
-    async def _generate(self, task: "_Task", messages: list[dict[str, Any]]) -> tuple[str, TokenEvent]:
+    async def _generate(
+        self, task: "_Task", messages: list[dict[str, Any]], form: StructuredOutput | None
+    ) -> tuple[str, TokenEvent]:
         expires_at = task.expires_at
         if expires_at is not None and expires_at <= time.monotonic():
             raise TooLate
         request = GenerationRequest(
             request_id=f"describe-{task.delivery.job.job_id}-{task.delivery.times_delivered}",
             messages=messages,
-            sampling=SamplingParams(max_tokens=task.rung.max_tokens, temperature=0.0),
+            sampling=SamplingParams(max_tokens=task.rung.max_tokens, temperature=0.0, structured=form),
             priority="background",
             tenant=task.delivery.job.key,
             expires_at=expires_at,
@@ -323,10 +325,18 @@ def _picture(jpeg: bytes, rung: Rung) -> Image.Image:
     return image
 
 
-def _refusal(text: str, last: TokenEvent) -> str | None:
+def _form_of(job: DescribeJob) -> StructuredOutput | None:
+    """The form that the answer must have; raises `RequestError` for a schema that is none."""
+    schema = job.answer_schema
+    return None if schema is None else StructuredOutput.of_json(schema, "describe.schema")
+
+
+def _refusal(text: str, last: TokenEvent, *, has_form: bool) -> str | None:
     """Why `text` is no description, None when it is one; raises `DescribeError` when another try may help."""
     if last.finish_reason in {"error", "cancelled"}:
         raise DescribeError(last.error or f"the engine ended with {last.finish_reason}")
+    if has_form and last.finish_reason == "length":
+        return "the answer was cut before its JSON was complete: raise describe.max_tokens"
     return None if text else "the model answered with an empty text"
 
 

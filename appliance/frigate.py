@@ -44,7 +44,10 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """Keys of Frigate's that mean nothing here, and why or what to use in their place."""
 
-_OTHER_WORDS = {"objects": "labels"}
+_OTHER_WORDS = {"objects": "labels", "schema": "answer_schema"}
+WRITTEN = {ours: written for written, ours in _OTHER_WORDS.items()}
+"""Names of ours, and as they are best written."""
+
 _COOLDOWNS = {"object": "cooldown_s", "camera": "camera_cooldown_s", "track": "track_cooldown_s"}
 
 

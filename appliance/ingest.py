@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
 
 from appliance.board import BoardWriter
@@ -28,7 +28,7 @@ from vision.errors import VisionError
 from vision.pipeline import CameraConfig, FrameResult, Pipeline
 from vision.pixels import shrink
 from vision.trigger import ON_DEMAND
-from vision.types import Observation
+from vision.types import Frame, Observation
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ FRAME_EVERY_S = 0.2
 FRAME_SIDE = 1280
 FRAME_QUALITY = 85
 IDLE_WAIT_S = 0.25
+COLLECT_S = 0.01
 ASKED_EVERY_S = 0.2
 STOP_S = 2.0
 
@@ -127,7 +128,7 @@ class VisionWorker:
         """One batch: the frame that waits of every camera that has one."""
         self._wake.clear()
         self._take_news()
-        frames = [frame for camera in self._cameras.values() if (frame := camera.reader.take())]
+        frames = self._collect()
         if frames:
             self._take_asked()
             self._forget_reopened()
@@ -143,6 +144,20 @@ class VisionWorker:
         self._wake.wait(IDLE_WAIT_S)
         if self._gate is not None:
             self._gate.add_idle(time.monotonic() - started_s)
+
+    def _collect(self) -> list[Frame]:
+        """The frame that waits of every camera; if there is one, the others have a moment to join it."""
+        frames, deadline = self._take_frames(), time.monotonic() + COLLECT_S
+        num_running = sum(camera.reader.state == "running" for camera in self._cameras.values())
+        while frames and len(frames) < num_running and (left_s := deadline - time.monotonic()) > 0:
+            self._wake.wait(left_s)
+            self._wake.clear()
+            frames += self._take_frames(but={frame.camera for frame in frames})
+        return frames
+
+    def _take_frames(self, but: Collection[str] = ()) -> list[Frame]:
+        others = [camera for name, camera in self._cameras.items() if name not in but]
+        return [frame for camera in others if (frame := camera.reader.take())]
 
     def _forget_reopened(self) -> None:
         """A stream that was away starts with new tracks."""
@@ -194,7 +209,7 @@ class VisionWorker:
         self._ending = [camera for camera in self._ending if camera.reader.is_alive]
         for camera in self._cameras.values():
             camera.reader.watch()
-            self._board.write_status(camera.status())
+            self._board.write_status(camera.status(self._pipeline.num_held_back(camera.name)))
 
 
 def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -> None:

@@ -45,6 +45,7 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     `camera_name` and `taken` say for people which camera it is and when the frame was taken. `crop` is the
     part of the frame that `image` shows (x1, y1, x2, y2), None for all of it. `has_context` says whether the
     model is told all that (None: as suits it), `has_snapshot` whether the picture is kept with the event.
+    With `answer_schema` the answer has to be JSON of that schema.
     """
 
     job_id: str
@@ -68,6 +69,7 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     crop: list[float] | None = None
     has_context: bool | None = None
     has_snapshot: bool = True
+    answer_schema: dict[str, Any] | None = None
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +177,8 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How one camera is doing, written by the vision worker about once a second and read by the front.
 
     `state` is one of `CAMERA_STATES`, `num_frames` what the detector has seen, `dropped` what nobody will see
-    by reason, `num_openings` how often its stream began, `frame_age_s` the age of its newest frame.
+    by reason, `held_back` what was no reason for a description by what spoke against it, `num_openings` how
+    often its stream began, `frame_age_s` the age of its newest frame.
     """
 
     name: str
@@ -185,6 +188,7 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_jobs: int = 0
     num_dropped: int = 0
     dropped: dict[str, int] = {}
+    held_back: dict[str, int] = {}
     num_openings: int = 0
     fps: float = 0.0
     frame_age_s: float | None = None

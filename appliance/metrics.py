@@ -76,6 +76,7 @@ _CAMERA_COUNTERS = (
     ("camera_openings", "Times that a stream began", "num_openings"),
 )
 _DROPPED = "dropped."
+_HELD_BACK = "held_back."
 
 
 class CameraTotals:
@@ -143,7 +144,11 @@ def camera_families(
             yield counters(name, text, "camera", {camera: c[field] for camera, c in by_camera.items()})
         else:
             yield counter(name, text, sum(counts[field] for counts in by_camera.values()))
-    yield _dropped_family(by_camera, per_camera=per_camera)
+    for name, text, prefix in (
+        ("frames_dropped", "Frames or observations that were given up", _DROPPED),
+        ("held_back", "Tracks and frames that were no reason for a description", _HELD_BACK),
+    ):
+        yield _family_by_reason(name, text, prefix, by_camera, per_camera=per_camera)
     if per_camera:
         yield _per_camera_gauge(
             "camera_up", "Whether the camera runs", statuses, lambda s: s.state == "running"
@@ -232,19 +237,20 @@ def _by_class(stats: EngineStats, field: str) -> dict[str, Any]:
 
 def _counts(status: CameraStatus) -> dict[str, int]:
     counts = {field: getattr(status, field) for _, _, field in _CAMERA_COUNTERS}
-    return counts | {f"{_DROPPED}{reason}": num for reason, num in status.dropped.items()}
+    counts |= {f"{_DROPPED}{reason}": num for reason, num in status.dropped.items()}
+    return counts | {f"{_HELD_BACK}{reason}": num for reason, num in status.held_back.items()}
 
 
-def _dropped_family(by_camera: Mapping[str, Counter[str]], *, per_camera: bool) -> CounterMetricFamily:
+def _family_by_reason(
+    name: str, text: str, prefix: str, by_camera: Mapping[str, Counter[str]], *, per_camera: bool
+) -> CounterMetricFamily:
     labels = ["camera", "reason"] if per_camera else ["reason"]
-    family = CounterMetricFamily(
-        f"{PREFIX}frames_dropped", "Frames or observations that were given up", labels=labels
-    )
+    family = CounterMetricFamily(f"{PREFIX}{name}", text, labels=labels)
     groups = by_camera if per_camera else {"": sum(by_camera.values(), Counter())}
     for camera, counts in groups.items():
         for key, num in counts.items():
-            if key.startswith(_DROPPED):
-                reason = key.removeprefix(_DROPPED)
+            if key.startswith(prefix):
+                reason = key.removeprefix(prefix)
                 family.add_metric([camera, reason] if per_camera else [reason], num)
     return family
 

@@ -61,6 +61,7 @@ def make_job(
         crop=None if crop is None else [round(float(v), 1) for v in crop],
         has_context=view.describe.context,
         has_snapshot=view.snapshots.enabled,
+        answer_schema=view.describe.answer_schema,
     )
     now = time.time()
     if not is_live:

@@ -34,7 +34,7 @@ from pydantic_settings import SettingsError as SourceError
 from appliance.camera_settings import CameraSettings, complete
 from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
 from appliance.device_sharing import DetectorSettings
-from appliance.frigate import UNSUPPORTED, MissingVariableError, fill_variables, in_our_words
+from appliance.frigate import UNSUPPORTED, WRITTEN, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import SettingsPart
 from appliance.storage_settings import EventSettings, RedisSettings
@@ -248,7 +248,8 @@ def _explain(error: ValidationError, renamed: Mapping[str, str]) -> Iterator[str
 def _why_unknown(location: tuple[int | str, ...]) -> str:
     if reason := UNSUPPORTED.get(str(location[-1])):
         return f"a key of Frigate's that is not supported: {reason}; remove it"
-    return f"unknown key; allowed here: {', '.join(_known_keys(location[:-1]))}"
+    known = sorted(WRITTEN.get(key, key) for key in _known_keys(location[:-1]))
+    return f"unknown key; allowed here: {', '.join(known)}"
 
 
 def _shown(value: object, dotted: str) -> str:

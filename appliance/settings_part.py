@@ -1,6 +1,6 @@
 """What every part of the settings is made of."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -11,6 +11,9 @@ class SettingsPart(BaseModel):
     """A part of the settings: unknown keys are errors, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    whole: ClassVar[frozenset[str]] = frozenset()
+    """Tables that are inherited as a whole, not key by key."""
 
 
 def _split_commas(value: object) -> object:
@@ -23,7 +26,9 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_split_commas)]
 
 def inherit(base: T, own: T) -> T:
     """`base` with what was set in `own` in its place; tables are joined key by key."""
-    update = {name: _joined(getattr(base, name), getattr(own, name)) for name in own.model_fields_set}
+    update = {name: getattr(own, name) for name in own.model_fields_set}
+    for name in update.keys() - own.whole:
+        update[name] = _joined(getattr(base, name), update[name])
     return base.model_copy(update=update)
 
 

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -49,7 +50,7 @@ def picture(color: str = "white") -> bytes:
     return buffer.getvalue()
 
 
-def job(job_id: str, *, image: bytes | None = None, expires_at: float | None = None) -> Job:
+def job(job_id: str, *, image: bytes | None = None, expires_at: float | None = None, **more: Any) -> Job:
     body = DescribeJob(
         job_id=job_id,
         camera="front",
@@ -65,6 +66,7 @@ def job(job_id: str, *, image: bytes | None = None, expires_at: float | None = N
         height=64,
         prompt="What is there?",
         image=picture() if image is None else image,
+        **more,
     )
     return Job(job_id, "front", encode_job(body), time.time(), expires_at)
 
@@ -168,6 +170,40 @@ async def test_a_job_becomes_a_description(server, queue):
     assert (answer.timings.preprocess_ms, answer.timings.decode_ms) == (2, 5)
     assert model.requests[0].priority == "background"
     assert model.requests[0].sampling.max_tokens == 8
+
+
+async def test_several_pictures_of_a_track_are_one_prompt_in_order_of_time(server, queue):
+    model = Scripted([says("She comes closer.")])
+    earlier = [picture("red"), picture("green")]
+    wanted = job(
+        "a", image=picture("blue"), earlier=earlier, has_context=True, camera_name="Gate", taken="noon"
+    )
+
+    answer = (await describe(server, queue, model, [wanted]))["a"]
+
+    content = model.requests[0].messages[0]["content"]
+    colours = [part["image"].getpixel((40, 40)) for part in content if part["type"] == "image"]
+    assert [max(range(3), key=colour.__getitem__) for colour in colours] == [0, 1, 2]
+    assert answer.prompt.startswith("What is there?\nSpeak only of what is listed as detected")
+    assert answer.prompt.endswith(
+        "[image][image][image]\nCamera: Gate. Time: noon.\nDetected: 1 person (left)."
+    )
+
+
+async def test_an_answer_has_the_form_of_the_schema_or_is_an_error(server, queue):
+    schema = {"type": "object"}
+    model = Scripted([says("{}"), ends("length"), says("{}")])
+    jobs = [job(name, answer_schema=schema) for name in "ab"] + [job("c")]
+
+    answers = await describe(server, queue, model, jobs)
+
+    assert [request.sampling.structured is not None for request in model.requests] == [True, True, False]
+    assert model.requests[0].sampling.structured.value == '{"type": "object"}'
+    assert sorted(answer.error or "" for answer in answers.values()) == [
+        "",
+        "",
+        "the answer was cut before its JSON was complete: raise describe.max_tokens",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,18 @@ def test_both_names_of_a_setting_are_one(write, monkeypatch) -> None:
     assert (write(text).describe.labels, write(text).describe.cooldown_s) == (("car",), 4)
 
 
+def test_a_schema_is_inherited_as_a_whole(write) -> None:
+    settings = write("""
+describe: {schema: {type: object, properties: {what: {type: string}}}}
+cameras:
+  one: {source: a.mp4}
+  two: {source: a.mp4, describe: {schema: {enum: [yes, no]}}}
+""")
+    one, two = (settings.cameras[name].describe.answer_schema for name in ("one", "two"))
+    assert one == {"type": "object", "properties": {"what": {"type": "string"}}}
+    assert two == {"enum": [True, False]}
+
+
 def test_a_privacy_mask_is_found(write) -> None:
     settings = write("cameras: {a: {source: a.mp4, privacy: {mask: ['0,0,0.5,0,0.5,0.5']}}}")
     (mask,) = privacy_masks(settings.view_of("a"))
