@@ -45,7 +45,7 @@ class DetectorSettings(DetectorConfig):
 def with_gate(settings: "Settings", stack: AsyncExitStack) -> "Settings":
     """The settings with a place for the socket chosen where one is wanted; `stack` removes it."""
     detector = settings.detector
-    if detector.share_device == "off" or detector.gate or not settings.cameras:
+    if detector.share_device == "off" or detector.gate:
         return settings
     folder = Path(tempfile.mkdtemp(prefix="appliance-"))
     stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -59,7 +59,7 @@ class GateClient:
         self._num_untold = 0
         self._idle_s = 0.0
         self._retry_at_s = float("-inf")
-        self._was_away = self._was_there = False
+        self._silence_level: int | None = None
 
     def acquire(self, piece_ms: Sequence[float]) -> int:
         """Wait for the device, `patience_s` at most.
@@ -137,13 +137,12 @@ class GateClient:
         """Forget the engine for a while; it takes back by itself what it lent."""
         self.close()
         self._retry_at_s = self._clock() + self._retry_after_s
-        if not self._was_away:
-            # why: detectors are often up before the engine has loaded its model
-            level = logging.WARNING if self._was_there else logging.INFO
-            log.log(level, "the detector goes on without asking for the device: %s", error or "no answer")
-        self._was_away = True
+        if self._silence_level is None:
+            # why: an engine that is not there yet, or not any more, is told of by who started it
+            self._silence_level = logging.WARNING if isinstance(error, TimeoutError) else logging.INFO
+            log.log(self._silence_level, "the detector goes on without asking for the device: %s", error)
 
     def _say_back(self) -> None:
-        if self._was_away and self._was_there:
-            log.warning("the engine lends the device again")
-        self._was_away, self._was_there = False, True
+        if self._silence_level is not None:
+            log.log(self._silence_level, "the engine lends the device again")
+        self._silence_level = None

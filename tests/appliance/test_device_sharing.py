@@ -45,14 +45,19 @@ async def test_off_is_off(options: dict[str, str]) -> None:
         assert turn_config(with_gate(settings(**options), stack)) is None
 
 
-async def test_without_cameras_only_a_place_of_the_users_is_opened(tmp_path: Path) -> None:
+async def test_a_place_of_the_users_is_taken(tmp_path: Path) -> None:
     """For detectors of an `ingest` that is started by itself."""
     own = str(tmp_path / "device.sock")
     async with AsyncExitStack() as stack:
-        assert turn_config(with_gate(settings(cameras=False), stack)) is None
-        chosen = turn_config(with_gate(settings(cameras=False, gate=own), stack))
+        chosen = turn_config(with_gate(settings(gate=own), stack))
     assert chosen is not None
     assert chosen.address == own
+
+
+async def test_cameras_may_come_later() -> None:
+    """Over the API, to a `serve` that began without."""
+    async with AsyncExitStack() as stack:
+        assert turn_config(with_gate(settings(cameras=False), stack)) is not None
 
 
 def serve_turns(server: GateServer) -> Callable[[], None]:

@@ -191,7 +191,6 @@ def test_without_an_engine_the_detector_goes_on_and_asks_again(
     gate = GateClient(str(tmp_path / "gate.sock"), "cpu", retry_after_s=0.0)
     rounds(gate, 3)
     assert gate.num_ungated == 3
-    assert not caplog.records, "the engine had not begun"
     for generation in (1, 2):
         with engine(tmp_path) as loop:
             rounds(gate, 2)
@@ -199,13 +198,13 @@ def test_without_an_engine_the_detector_goes_on_and_asks_again(
             assert loop.counts["ungated"] == gate.num_ungated - (0 if generation == 1 else 3)
         rounds(gate, 1)
         assert gate.num_ungated == 3 + generation
-    said = [record.getMessage() for record in caplog.records if "gate_client" in record.name]
-    assert len(said) == 3, "gone, back, gone"
-    assert "goes on" in said[0]
+    assert not [record for record in caplog.records if "gate_client" in record.name], "no news"
     gate.close()
 
 
-def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_patience(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_patience(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     server = GateServer(TurnConfig(str(tmp_path / "gate.sock")), "cpu")
     gate = GateClient(str(tmp_path / "gate.sock"), "cpu", patience_s=0.2, retry_after_s=60.0)
     started_s = time.monotonic()
@@ -217,6 +216,7 @@ def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_patience(tm
         assert gate.acquire([1.0]) == 1
     assert time.monotonic() - started_s < 0.2
     assert gate.num_ungated == 101
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once, not each time"
     server.close()
 
 
