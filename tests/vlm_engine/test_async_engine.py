@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 from tests.vlm_engine.test_engine import ask, picture
 from vlm_engine import (
@@ -104,7 +105,7 @@ async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(engine: Client
 
 async def test_bad_input_raises_before_anything_is_queued(engine: Client) -> None:
     with pytest.raises(RequestError):
-        await collect(engine, "bad", "<|image_pad|>")
+        await collect(engine, "bad", Image.new("RGB", (1093, 5)))
     await until(lambda: engine.stats().num_waiting == engine.stats().num_running == 0)
 
 

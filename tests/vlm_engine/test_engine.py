@@ -153,7 +153,6 @@ def test_one_bad_item_among_good_ones(model: VisionLanguageModel) -> None:
         ([{"role": "robot", "content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "user", "content": [{"type": "sound"}]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": "see <|image_pad|>"}], "messages[0].content"),
     ],
 )
 def test_bad_messages_name_their_field(

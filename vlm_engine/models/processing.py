@@ -7,8 +7,9 @@ from typing import Any
 
 from PIL import Image
 
-from vlm_engine.errors import ImageRejected, RequestError
+from vlm_engine.errors import ImageRejected
 from vlm_engine.models.messages import collect_images
+from vlm_engine.models.user_text import UserText
 from vlm_engine.request import Message
 
 
@@ -21,11 +22,12 @@ class ProcessorCall:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
+        self._user_text = UserText(processor)
         # why: the fast tokenizer and the image processor are called from several threads
         self._lock = threading.Lock()
 
-    def __call__(self, messages: Sequence[Message]) -> Any:
-        """The processor's output for checked messages.
+    def __call__(self, messages: Sequence[Message]) -> tuple[list[int], Any]:
+        """Tokens of checked messages, and the processor's output for their pixels.
 
         Raises:
             RequestError: The chat template cannot take the messages.
@@ -33,11 +35,11 @@ class ProcessorCall:
         """
         images = collect_images(messages)
         with self._lock:
-            text = render(self._processor, messages)
-            options = {"add_special_tokens": False} if self._starts_with_bos(text) else {}
+            rendered = self._user_text.render(messages)
+            options = {"add_special_tokens": False} if self._starts_with_bos(rendered.text) else {}
             try:
-                return self._processor(
-                    text=[text],
+                inputs = self._processor(
+                    text=[rendered.text],
                     images=[image for image, _ in images] or None,
                     return_tensors="pt",
                     **options,
@@ -45,6 +47,7 @@ class ProcessorCall:
             except Exception as error:
                 field = self._culprit(images)
                 raise ImageRejected(f"the model cannot take this image: {error}", field=field) from error
+            return self._user_text.restored(inputs["input_ids"][0].tolist(), rendered), inputs
 
     def _starts_with_bos(self, text: str) -> bool:
         bos = self._processor.tokenizer.bos_token
@@ -58,21 +61,6 @@ class ProcessorCall:
             except Exception:
                 return field
         return "messages"
-
-
-def render(processor: Any, messages: Sequence[Message]) -> str:
-    """The conversation as the chat template of a processor or tokenizer writes it.
-
-    Raises:
-        RequestError: The template cannot take the messages.
-    """
-    try:
-        text = processor.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:
-        raise RequestError(f"the model's chat template refuses it: {error}", field="messages") from error
-    return str(text)
 
 
 def run_starts(token_ids: list[int], token_id: int) -> list[int]:

@@ -8,12 +8,10 @@ from torch import Tensor
 
 from vlm_engine.errors import RequestError
 from vlm_engine.models.base import ImageInput, PreparedPrompt
-from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
+from vlm_engine.models.messages import collect_images, image_digest
 from vlm_engine.models.processing import ProcessorCall, run_starts
 from vlm_engine.request import Message
 from vlm_engine.sequence import Placeholder
-
-RESERVED = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 
 
 class QwenPrompts:
@@ -36,10 +34,8 @@ class QwenPrompts:
         Raises:
             RequestError: The messages have no valid shape, or an image cannot be taken.
         """
-        refuse_reserved_text(messages, RESERVED)
         images = collect_images(messages)
-        inputs = self._process(messages)
-        ids = inputs["input_ids"][0].tolist()
+        ids, inputs = self._process(messages)
         image_inputs = _split_pixels(inputs.get("pixel_values"), inputs.get("image_grid_thw"))
         runs = self._placeholders(ids, image_inputs, [image_digest(image) for image, _ in images])
         grids = [

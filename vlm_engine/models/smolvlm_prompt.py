@@ -54,8 +54,7 @@ class SmolVLMPrompts:
         """
         refuse_reserved_text(messages, self._reserved)
         digests = [image_digest(image) for image, _ in collect_images(messages)]
-        inputs = self._process([_in_parts(message) for message in messages])
-        ids = inputs["input_ids"][0].tolist()
+        ids, inputs = self._process([_in_parts(message) for message in messages])
         images = tile_inputs(inputs.get("pixel_values"), self._patch, self._scale)
         starts = run_starts(ids, self._image_token_id)
         tiles = self._tiles(ids, starts)
@@ -119,8 +118,7 @@ def _in_parts(message: Message) -> Message:
 
 
 def _reserved(processor: Any) -> list[str]:
-    """Text that stands for an image or for one of its tiles."""
-    markers = [
-        t for t in processor.tokenizer.get_added_vocab() if t.startswith("<row_") or t == "<global-img>"
-    ]
-    return [processor.image_token, processor.fake_image_token, *sorted(markers)]
+    """Text that stands for a part of an image, and that the tokenizer cannot leave as text."""
+    added = processor.tokenizer.added_tokens_decoder.values()
+    ordinary = [str(token.content) for token in added if not token.special]
+    return [text for text in ordinary if text.startswith(("<row_", "<global-img>", "<image>", "<fake_token"))]

@@ -9,7 +9,7 @@ from vlm_engine.errors import ImageRejected
 from vlm_engine.models.base import ImageInput, ModelSpec, PreparedPrompt
 from vlm_engine.models.decoder import DecoderModel
 from vlm_engine.models.messages import walk_parts
-from vlm_engine.models.processing import render
+from vlm_engine.models.user_text import UserText
 from vlm_engine.request import Message
 
 
@@ -28,6 +28,7 @@ class TextPrompts:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self.tokenizer = tokenizer
+        self._user_text = UserText(tokenizer)
 
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens and positions of a conversation.
@@ -39,10 +40,11 @@ class TextPrompts:
         for field, part in walk_parts(messages):
             if part["type"] == "image":
                 raise ImageRejected("this model reads no images", field=field)
-        text = render(self.tokenizer, [_joined(message) for message in messages])
+        rendered = self._user_text.render([_joined(message) for message in messages])
         # why: the template writes the special tokens, so the tokenizer must add none
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return PreparedPrompt(list(ids), torch.arange(len(ids))[None], 0, (), ())
+        ids = self.tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
+        ids = self._user_text.restored(list(ids), rendered)
+        return PreparedPrompt(ids, torch.arange(len(ids))[None], 0, (), ())
 
 
 class NoTower:
