@@ -12,7 +12,7 @@ from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionConfig,
 
 from tests.checkpoints import tiny_idefics3, tiny_smolvlm
 from tests.vlm_engine.reference import Case, Family, images_of, run
-from vlm_engine import EngineConfig, GenerationRequest, RequestError
+from vlm_engine import EngineConfig
 from vlm_engine.errors import ModelLoadError
 from vlm_engine.models import load_model
 from vlm_engine.models.smolvlm import TileTower, learned_positions
