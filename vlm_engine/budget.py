@@ -15,6 +15,8 @@ from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
 CHAT_CHUNK = 64
+# Without a chat a step takes so much of the time to a first token: who comes then waits for its end.
+IDLE_SHARE = 0.5
 
 
 class StepBudget(Protocol):
@@ -196,7 +198,7 @@ class TimeBudget:
         starting = [s for s in (*running, *waiting) if s.is_interactive and not s.is_decoding]
         self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
         residual_ms = self.model.residual_ms
-        self.allowance_ms = min(self.targets.chat_ttft_ms / 2, longest_ms)
+        self.allowance_ms = min(IDLE_SHARE * self.targets.chat_ttft_ms, longest_ms)
         if decoding:
             self.allowance_ms = max(0.0, min(self._slack_ms(chat) for chat in decoding) - residual_ms)
         # why: chats' own prompts are not held to this, else a late one could never start
@@ -206,7 +208,7 @@ class TimeBudget:
         self._steps = sum((_step_work(chat, 1) for chat in decoding), StepWork())
         self._steps_ms = self.model.step_ms(self._steps) if decoding else 0.0
         self._pace_ms = self._background_allowance_ms
-        if decoding and owed:
+        if (decoding or starting) and owed:
             patience_s = self.targets.background_ttft_ms / 1e3
             share = needed_share(owed(), now, patience_s, self.model)
             paced = paced_ms(share, self._steps_ms)

@@ -302,9 +302,11 @@ class Engine:
         if self.tracer is None:
             return
         steps, slices = self.metrics.steps, self.metrics.slices
-        predicted_ms = steps.last_predicted_ms if plan.chunks else 0.0
-        predicted_ms += slices.last_predicted_ms if plan.encodes else 0.0
-        self.tracer.add(plan, times, predicted_ms, self._allowance_ms)
+        parts_ms = [steps.last_predicted_ms] * bool(plan.chunks) + [slices.last_predicted_ms] * bool(
+            plan.encodes
+        )
+        together = max if self.runner.encodes_beside else sum
+        self.tracer.add(plan, times, together(parts_ms or [0.0]), self._allowance_ms)
 
     @property
     def _allowance_ms(self) -> float | None:
