@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from appliance.board import BoardReader
 from appliance.camera_settings import CameraSettings
+from appliance.frigate import in_our_words
 from appliance.processes import Child, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
@@ -101,7 +102,8 @@ class CameraControl:
 
     def _set(self, wanted: Mapping[str, Any], name: str) -> None:
         try:
-            checked = Settings.model_validate({**self._settings.model_dump(), "cameras": wanted})
+            words, _ = in_our_words({"cameras": wanted})
+            checked = Settings.model_validate({**self._settings.model_dump(), **words})
         except ValidationError as error:
             raise _refused(error, name) from None
         known = self._settings.cameras.get(name)
@@ -168,4 +170,8 @@ def _refused(error: ValidationError, name: str) -> CameraRefused:
     field = ".".join(location) or None
     if problem["type"] == "extra_forbidden":
         message = "is not a key of a camera"
+    # why: what does not fit together is told for all cameras, one line each, with its path.
+    line = message.splitlines()[0]
+    if line.startswith(f".{name}."):
+        field, _, message = line.removeprefix(f".{name}.").partition(": ")
     return CameraRefused(message, field)

@@ -103,6 +103,8 @@ async def test_other_keys_of_a_camera_on_a_file_may_change(told):
         ("gate", {"source": URL, "detect": {"fps": -1}}, "detect.fps"),
         ("gate", {}, "source"),
         ("a/b", {"source": URL}, None),
+        ("gate", {"source": URL, "zones": {"z": {"coordinates": "0,0,9,0,9,9"}}}, "zones.z.coordinates"),
+        ("gate", {"source": URL, "describe": {"required_zones": ["z"]}}, "describe.required_zones"),
     ],
 )
 async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, field):
@@ -112,6 +114,14 @@ async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, fiel
     assert refused.value.field == field
     assert "s3cret" not in str(refused.value)
     assert told.control.names == ("file",)
+
+
+async def test_a_camera_may_be_given_in_frigates_words(told):
+    told.control.add("gate", {"source": URL, "describe": {"objects": ["car"], "cooldown": {"track": 9}}})
+    told.control.change("gate", {"describe": {"objects": ["dog"]}})
+    describe = told.cameras(3)["gate"]["describe"]
+
+    assert (describe["labels"], describe["track_cooldown_s"], describe["cooldown_s"]) == (["dog"], 9, 10)
 
 
 async def test_names_that_are_taken_or_unknown(told):
