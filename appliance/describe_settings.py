@@ -94,8 +94,9 @@ class ViewDescribeSettings(SettingsPart):
 class DescribeSettings(ViewDescribeSettings):
     """What holds for all cameras that do not say otherwise, and what holds for all of them together.
 
-    `max_age_s` is how long after its capture a live frame is worth describing, `concurrency` how many
-    descriptions the engine works on at once. `degrade` says how far quality may give way when frames wait.
+    `max_age_s` is how long after its capture a live frame is worth describing (half of it at least from when
+    it is queued, however slow the detector), `concurrency` how many descriptions the engine works on at once.
+    `degrade` says how far quality may give way when frames wait.
     """
 
     max_tokens: int = Field(default=64, ge=1, le=4096)

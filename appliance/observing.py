@@ -66,8 +66,10 @@ def make_job(
     now = time.time()
     if not is_live:
         return Job(job_id, frame.camera, encode_job(body), now)
-    # why: a clock that is ahead of ours must not make a frame last longer.
-    expires_at = min(frame.captured_at, now) + settings.describe.max_age_s
+    max_age_s = settings.describe.max_age_s
+    # why: a clock that is ahead of ours must not make a frame last longer; and behind a detector that takes
+    # longer than that, every frame would be too old and nothing ever described.
+    expires_at = max(min(frame.captured_at, now) + max_age_s, now + max_age_s / 2)
     slot = slot_of(observation, view.describe.replace)
     return Job(job_id, frame.camera, encode_job(body), now, expires_at, slot)
 
