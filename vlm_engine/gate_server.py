@@ -30,15 +30,19 @@ from vlm_engine.turn_queue import TurnQueue
 log = logging.getLogger(__name__)
 
 BACKLOG = 64
+LONGEST_WAIT_S = 60.0
 
 
 @dataclass(eq=False, slots=True)
 class _Peer:
-    """A connected detector; `turn` is the one that it has not given back, begun at `started_s`."""
+    """A connected detector; `turn` is the one that it has not given back, begun at `started_s`.
+
+    `is_sharing` is None until it has said where it computes.
+    """
 
     number: int
     socket: socket.socket
-    is_sharing: bool = False
+    is_sharing: bool | None = None
     turn: Turn | None = None
     started_s: float = 0.0
 
@@ -132,26 +136,33 @@ class GateServer:
         message = decode_to_gate(data)
         if isinstance(message, Hello):
             self._greet(peer, message)
-        elif not peer.is_sharing:
+        elif peer.is_sharing is None:
             raise ValueError("it did not say where it computes")
+        elif not peer.is_sharing:
+            # why: what it sent before it read our answer; closing now could take that answer from it
+            return
         elif isinstance(message, Release):
             self._take_back(peer, message.number)
         else:
             self._ask(peer, message)
 
     def _greet(self, peer: _Peer, hello: Hello) -> None:
-        if hello.device not in (None, self._device):
-            self._send(peer, NotShared())
-        elif not peer.is_sharing:
-            peer.is_sharing = True
+        if peer.is_sharing is not None:
+            raise ValueError("it says twice where it computes")
+        peer.is_sharing = hello.device in (None, self._device)
+        if peer.is_sharing:
             self.turns.join(peer.number)
+        else:
+            self._send(peer, NotShared())
 
     def _ask(self, peer: _Peer, ask: Ask) -> None:
         if peer is self._lent:
             raise ValueError("it asks for the device while it has it")
         self.turns.books.counts["ungated"] += ask.num_ungated
-        # why: what another process says of the time must not make it wait longer than it can have waited
-        self.turns.ask(peer.number, ask.piece_ms, min(ask.asked_s, self._clock()), ask.idle_s)
+        # why: what another process says of the time is not trusted further than it can be true
+        now = self._clock()
+        asked_s = min(max(ask.asked_s, now - LONGEST_WAIT_S), now)
+        self.turns.ask(peer.number, ask.piece_ms, asked_s, ask.idle_s)
 
     def _take_back(self, peer: _Peer, number: int) -> None:
         turn, is_late = peer.turn, peer is not self._lent

@@ -85,6 +85,6 @@ def decode_to_detector(message: bytes) -> ToDetector:
 def _check(ask: Ask) -> None:
     if not 1 <= len(ask.piece_ms) <= MAX_PIECES:
         raise ValueError(f"piece_ms must have 1 to {MAX_PIECES} items, not {len(ask.piece_ms)}")
-    numbers = (*ask.piece_ms, ask.num_ungated, ask.idle_s)
+    numbers = (*ask.piece_ms, ask.asked_s, ask.num_ungated, ask.idle_s)
     if not all(0 <= number < float("inf") for number in numbers):
-        raise ValueError("piece_ms, num_ungated and idle_s must be finite numbers from 0")
+        raise ValueError("piece_ms, asked_s, num_ungated and idle_s must be finite numbers from 0")

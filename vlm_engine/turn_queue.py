@@ -14,7 +14,7 @@ from vlm_engine.turn import Turn, TurnBooks, TurnStats
 
 LEASE_FACTOR = 4.0
 LEASE_LEAST_MS = 100.0
-LEASE_MOST_MS = 2000.0
+LEASE_MOST_EXTRA_MS = 2000.0
 ACTIVE_PERIODS = 2.0
 FLOOR_SHARE = 0.3
 SPREAD = 0.7
@@ -193,7 +193,8 @@ class TurnQueue:
 
     def learn(self, turn: Turn, measured_ms: float) -> None:
         """Learn how long a turn took, also one whose lease had ended."""
-        self.cost.learn(_features(turn.piece_ms), measured_ms)
+        # why: of a detector that was stopped for an hour no more is known than that it was late
+        self.cost.learn(_features(turn.piece_ms), min(measured_ms, 2 * turn.lease_ms))
 
     def stats(self) -> TurnStats:
         """The books as they are now."""
@@ -206,4 +207,4 @@ def _features(piece_ms: float) -> tuple[float, float]:
 
 
 def _lease_ms(cost_ms: float) -> float:
-    return min(LEASE_MOST_MS, max(LEASE_LEAST_MS, LEASE_FACTOR * cost_ms))
+    return max(LEASE_LEAST_MS, min(LEASE_FACTOR * cost_ms, cost_ms + LEASE_MOST_EXTRA_MS))
