@@ -36,6 +36,7 @@ _LATENCIES = (
         "From the first step to the first token, without the encoder's share",
         "prefill",
     ),
+    ("request_decode_time", "From the first token to the end", "decode"),
 )
 _CLASS_GAUGES = (
     ("num_requests_running", "Requests that hold a place in the steps", "num_running"),
@@ -43,6 +44,7 @@ _CLASS_GAUGES = (
 )
 _CLASS_COUNTERS = (
     ("prompt_tokens", "Prompt tokens of requests that gave a token", "prompt_tokens"),
+    ("prefix_cache_queries", "Prompt tokens that were looked for in the KV cache", "prompt_tokens"),
     ("prefix_cache_hits", "Prompt tokens that were found in the KV cache", "cached_tokens"),
     ("generation_tokens", "Tokens generated", "generation_tokens"),
 )

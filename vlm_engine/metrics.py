@@ -42,7 +42,7 @@ REQUEST_BOUNDS = (
 class ClassStats:
     """The requests of one priority; counts are since the start.
 
-    Times to the first token and to the end count from before the preprocessing. Queue, prefill and
+    Times to the first token and to the end count from before the preprocessing. Queue, prefill, decode and
     encode times are of requests that gave a token (encode: and had an image), times to the end of
     those that ended by themselves.
 
@@ -63,6 +63,7 @@ class ClassStats:
     queue: HistogramSnapshot
     encode: HistogramSnapshot
     prefill: HistogramSnapshot
+    decode: HistogramSnapshot
     whole: HistogramSnapshot
 
     def ended(self) -> "ClassStats":
@@ -84,6 +85,7 @@ class ClassStats:
             earlier.queue + self.queue,
             earlier.encode + self.encode,
             earlier.prefill + self.prefill,
+            earlier.decode + self.decode,
             earlier.whole + self.whole,
         )
 
@@ -179,6 +181,7 @@ class _ClassBooks:
     queue: Histogram = field(default_factory=_request_histogram)
     encode: Histogram = field(default_factory=_request_histogram)
     prefill: Histogram = field(default_factory=_request_histogram)
+    decode: Histogram = field(default_factory=_request_histogram)
     whole: Histogram = field(default_factory=_request_histogram)
 
     def snapshot(self, num_running: int, num_waiting: int) -> ClassStats:
@@ -194,6 +197,7 @@ class _ClassBooks:
             self.queue.snapshot(),
             self.encode.snapshot(),
             self.prefill.snapshot(),
+            self.decode.snapshot(),
             self.whole.snapshot(),
         )
 
@@ -223,6 +227,7 @@ class EngineMetrics:
         if sequence.first_token_s is not None:
             books.queue.observe(timings.queue_ms / 1e3)
             books.prefill.observe(timings.prefill_ms / 1e3)
+            books.decode.observe(timings.decode_ms / 1e3)
             if sequence.placeholders:
                 books.encode.observe(timings.encode_ms / 1e3)
         if reason in ("stop", "length"):

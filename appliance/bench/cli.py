@@ -1,11 +1,32 @@
 """`appliance bench …`: the commands. What they need is imported inside them, as everywhere here."""
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from appliance.bench import cli_looking
+from appliance.bench.options import (
+    ApiKeyOption,
+    ChatsOption,
+    ChatTokensOption,
+    ConcurrencyOption,
+    FrameTokensOption,
+    ImageOption,
+    JsonOption,
+    ModelOption,
+    PlainOption,
+    RateOption,
+    SecondsOption,
+    SeedOption,
+    SetOption,
+    UrlOption,
+    WarmUpOption,
+    refuse_mixed,
+    say,
+    seed_of,
+    settings_of,
+)
 from appliance.command_line import EXIT_PARTIAL, ConfigOption, VlmOption, readable_errors
 
 if TYPE_CHECKING:
@@ -19,39 +40,15 @@ bench = typer.Typer(
     help="Measure what chats and camera frames wait for each other, here or on any OpenAI-compatible server.",
     no_args_is_help=True,
 )
-
-ChatsOption = Annotated[int, typer.Option(min=0, help="Chat streams, each asks again when it is answered.")]
-RateOption = Annotated[float, typer.Option(min=0, help="Frames a second, at fixed times as from cameras.")]
-ConcurrencyOption = Annotated[int, typer.Option(min=0, help="Frames at once, the next when one is answered.")]
-ImageOption = Annotated[str, typer.Option(help="Size of the frames in pixels, width x height.")]
-ChatTokensOption = Annotated[int, typer.Option(min=2, help="Tokens of a chat's answer.")]
-FrameTokensOption = Annotated[int, typer.Option(min=1, help="Tokens of a frame's answer.")]
-SecondsOption = Annotated[float, typer.Option(min=0.1, help="How long to measure.")]
-WarmUpOption = Annotated[float, typer.Option(min=0, help="Seconds of the same load before that.")]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0, help="Seed of texts and pictures; without it a new one, since caches know old prompts."
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting of the engine that is started, as in engine.scheduler=static."),
-]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="File for all numbers, and where they were got.")
-]
+bench.command()(cli_looking.trace)
+bench.command()(cli_looking.explain)
 
 
 @bench.command()
 def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
-    url: Annotated[
-        str | None, typer.Option(help="Server to measure; without it an engine is started for the run.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Model to ask there; without it the first one.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="APPLIANCE_API_KEY", help="Key of the server.")
-    ] = None,
+    url: UrlOption = None,
+    model: ModelOption = None,
+    api_key: ApiKeyOption = None,
     chats: ChatsOption = 2,
     frame_rate: RateOption = 0.0,
     frame_concurrency: ConcurrencyOption = 0,
@@ -61,7 +58,7 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
     seconds: SecondsOption = 30.0,
     warm_up: WarmUpOption = 5.0,
     seed: SeedOption = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Send only fields of OpenAI's protocol.")] = False,
+    plain: PlainOption = False,
     frame_priority: Annotated[
         int | None, typer.Option(help="Send this 'priority' with frames, for servers that know it.")
     ] = None,
@@ -85,14 +82,13 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
             frame_tokens=frame_tokens,
             seconds=seconds,
             warm_up_s=warm_up,
-            seed=_seed(seed),
+            seed=seed_of(seed),
             is_plain=plain,
             frame_priority=frame_priority,
         )
-        if url and (config or vlm or settings):
-            raise BenchError("--config, --vlm and --set are for an engine that is started: leave out --url")
-        if not url and (model or frame_priority is not None):
-            raise BenchError("--model and --frame-priority are for a server that runs: give its --url")
+        refuse_mixed(url, model, config, vlm, settings)
+        if not url and frame_priority is not None:
+            raise BenchError("--frame-priority is for a server that runs: give its --url")
         if json:
             check_writable(json)
         result = _measure_url(url, model, api_key, plan) if url else _measure_own(plan, config, vlm, settings)
@@ -157,13 +153,13 @@ def frontier(  # noqa: PLR0913, PLR0917 - one parameter is one option
             frame_tokens=frame_tokens,
             seconds=seconds,
             warm_up_s=warm_up,
-            seed=_seed(seed),
+            seed=seed_of(seed),
         )
         points = points_of(
             parse_numbers(chat_itl_ms, "--chat-itl-ms"), parse_numbers(token_budgets, "--token-budgets")
         )
         # why: a setting that cannot be is told now, not before the last point.
-        engines = [_settings(config, vlm, settings, point.overrides) for point in points]
+        engines = [settings_of(config, vlm, settings, point.overrides) for point in points]
         _sweep(points, engines, plan, json or png.with_suffix(".json"), None if no_png else png)
 
 
@@ -180,7 +176,7 @@ def _sweep(
         check_can_draw()
         check_writable(png)
     for result in run_frontier(
-        points, engines, lambda engine: measure_own_engine(engine, plan, _say).result, _say
+        points, engines, lambda engine: measure_own_engine(engine, plan, say).result, say
     ):
         write_json(json, result)
     typer.echo(frontier_text(result))
@@ -191,7 +187,7 @@ def _sweep(
 def _measure_url(url: str, model: str | None, api_key: str | None, plan: "LoadPlan") -> dict[str, Any]:
     from appliance.bench.latency import Server, measure_server
 
-    return measure_server(Server(url, model, api_key), plan, _say).result
+    return measure_server(Server(url, model, api_key), plan, say).result
 
 
 def _measure_own(
@@ -199,28 +195,4 @@ def _measure_own(
 ) -> dict[str, Any]:
     from appliance.bench.latency import measure_own_engine
 
-    return measure_own_engine(_settings(config, vlm, assignments), plan, _say).result
-
-
-def _settings(
-    config: Path | None,
-    vlm: str | None,
-    assignments: list[str] | None,
-    engine: dict[str, Any] | None = None,
-) -> "Settings":
-    """The settings with `assignments` over the file's, over them `vlm` and what a point sets."""
-    from appliance.bench.overrides import overrides_of
-    from appliance.settings import load_settings
-
-    overrides = overrides_of(assignments or ())
-    model = {"model": vlm} if vlm else {}
-    overrides["engine"] = {**overrides.get("engine", {}), **model, **(engine or {})}
-    return load_settings(config, {part: given for part, given in overrides.items() if given != {}})
-
-
-def _seed(given: int | None) -> int:
-    return time.time_ns() // 1_000_000 % 2**31 if given is None else given
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    return measure_own_engine(settings_of(config, vlm, assignments), plan, say).result

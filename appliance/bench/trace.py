@@ -145,12 +145,8 @@ def _draw_run(axes: "Axes", run: Traced, first_s: float, length_s: float) -> Non
         span for span in spans(run.steps) if first_s <= span.end_s and span.begin_s <= first_s + length_s
     ]
     uses = [use for use in USES if any(span.use == use for span in shown)]
-    chats = {
-        name: inside
-        for name, times in token_times(run.steps).items()
-        if len(inside := [1e3 * (t - first_s) for t in times if 0 <= t - first_s <= length_s]) > 0
-    }
-    longest_ms = _draw_tokens(axes, list(chats.values()))
+    answers = [[1e3 * (t - first_s) for t in times] for times in token_times(run.steps).values()]
+    longest_ms = _draw_tokens(axes, _rows(answers, 1e3 * length_s))
     for row, use in enumerate(uses, 1):
         bars = [(1e3 * (s.begin_s - first_s), 1e3 * (s.end_s - s.begin_s)) for s in shown if s.use == use]
         axes.broken_barh(bars, (row - 0.42, 0.84), facecolors=_COLORS[use], edgecolor="white", linewidth=0.3)
@@ -161,23 +157,43 @@ def _draw_run(axes: "Axes", run: Traced, first_s: float, length_s: float) -> Non
     axes.set_title(f"{run.name}: longest wait for a chat's next token here {longest_ms:.0f} ms", loc="left")
 
 
-def _draw_tokens(axes: "Axes", chats: Sequence[Sequence[float]]) -> float:
-    """A tick for every token, a bar with its length for every gap that a reader notices; the longest gap."""
-    longest_ms, height = 0.0, 0.9 / max(1, len(chats))
-    for index, times in enumerate(chats):
+def _rows(answers: Sequence[Sequence[float]], length_ms: float) -> list[list[list[float]]]:
+    """Answers that reach into the picture, on as few rows as there are chats at once."""
+    rows: list[list[list[float]]] = []
+    for times in sorted(answers):
+        inside = [time for time in times if 0 <= time <= length_ms]
+        if not inside:
+            continue
+        free = next((row for row in rows if row[-1][-1] < inside[0]), None)
+        if free is None:
+            rows.append([inside])
+        else:
+            free.append(inside)
+    return rows
+
+
+def _draw_tokens(axes: "Axes", rows: Sequence[Sequence[Sequence[float]]]) -> float:
+    """A tick for every token, a bar with its length for every gap that is felt; returns the longest gap."""
+    gaps = [b - a for row in rows for times in row for a, b in itertools.pairwise(times)]
+    longest_ms, height = max(gaps, default=0.0), 0.9 / max(1, len(rows))
+    for index, row in enumerate(rows):
         middle = -0.45 + (index + 0.5) * height
-        axes.eventplot(times, lineoffsets=middle, linelengths=0.8 * height, colors="black", linewidths=1)
-        for begin, end in itertools.pairwise(times):
-            longest_ms = max(longest_ms, end - begin)
-            if end - begin > STALL_MS:
-                axes.broken_barh(
-                    [(begin, end - begin)], (middle - height / 4, height / 2), color=_GAP_COLOR, alpha=0.35
-                )
-                label = f"{end - begin:.0f} ms"
-                axes.text(
-                    (begin + end) / 2, middle, label, ha="center", va="center", fontsize=8, color=_GAP_COLOR
-                )
+        for times in row:
+            axes.eventplot(
+                times, lineoffsets=middle, linelengths=0.7 * height, colors="black", linewidths=0.8
+            )
+            for begin, end in itertools.pairwise(times):
+                if end - begin > STALL_MS or end - begin == longest_ms:
+                    _draw_gap(axes, begin, end, middle, height)
     return longest_ms
+
+
+def _draw_gap(axes: "Axes", begin: float, end: float, middle: float, height: float) -> None:
+    axes.broken_barh(
+        [(begin, end - begin)], (middle - 0.3 * height, 0.6 * height), color=_GAP_COLOR, alpha=0.3
+    )
+    text = f"{end - begin:.0f} ms"
+    axes.text((begin + end) / 2, middle, text, ha="center", va="center", fontsize=8, color=_GAP_COLOR)
 
 
 def _title(result: Mapping[str, Any]) -> str:

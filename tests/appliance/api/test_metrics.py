@@ -82,6 +82,8 @@ def test_two_chats_are_counted(watched: Running) -> None:
     assert grown("e2e_request_latency_seconds_count", class_="chat") == 2
     assert grown("request_queue_time_seconds_count", class_="chat") == 2
     assert grown("request_prefill_time_seconds_count", class_="chat") == 2
+    assert grown("request_decode_time_seconds_count", class_="chat") == 2
+    assert grown("prefix_cache_queries_total", class_="chat") == num_prompt
     assert grown("request_encode_time_seconds_count", class_="chat") == 1
     assert grown("inter_token_latency_seconds_count", class_="frame") == 0
     assert grown("engine_steps_total") >= 10
