@@ -1,7 +1,9 @@
 """`appliance bench …`: the commands. What they need is imported inside them, as everywhere here."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +22,7 @@ from appliance.bench.options import (
     SecondsOption,
     SeedOption,
     SetOption,
+    StallOption,
     UrlOption,
     WarmUpOption,
     refuse_mixed,
@@ -31,6 +34,7 @@ from appliance.command_line import EXIT_PARTIAL, ConfigOption, VlmOption, readab
 
 if TYPE_CHECKING:
     from appliance.bench.frontier import Point
+    from appliance.bench.latency import Run
     from appliance.bench.plan import LoadPlan
     from appliance.settings import Settings
 
@@ -49,10 +53,12 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
     url: UrlOption = None,
     model: ModelOption = None,
     api_key: ApiKeyOption = None,
-    chats: ChatsOption = 2,
-    frame_rate: RateOption = 0.0,
+    chats: Annotated[str, typer.Option(help="Chat streams; 1,2,4 measures each in turn.")] = "2",
+    frame_rate: Annotated[str, typer.Option(help="Frames a second, at fixed times; a list as well.")] = "0",
     frame_concurrency: ConcurrencyOption = 0,
-    image: ImageOption = "1280x720",
+    image: Annotated[
+        str, typer.Option(help="Size of the frames, width x height; a list as well.")
+    ] = "1280x720",
     chat_tokens: ChatTokensOption = 64,
     frame_tokens: FrameTokensOption = 32,
     seconds: SecondsOption = 30.0,
@@ -62,22 +68,25 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
     frame_priority: Annotated[
         int | None, typer.Option(help="Send this 'priority' with frames, for servers that know it.")
     ] = None,
+    stall_ms: StallOption = 100.0,
     json: JsonOption = None,
     config: ConfigOption = None,
     vlm: VlmOption = None,
     settings: SetOption = None,
 ) -> None:
-    """Chat streams and frames: time between tokens, time to the first token, frames a second."""
+    """Chat streams and frames: time between tokens, time to the first token, frames a second.
+
+    With lists for --chats, --frame-rate or --image every combination is measured, and told in one table.
+    """
     with readable_errors():
         from appliance.bench.errors import BenchError
-        from appliance.bench.plan import LoadPlan, parse_size
+        from appliance.bench.plan import LoadPlan
         from appliance.bench.report import check_writable, latency_text, write_json
+        from appliance.bench.sweep import plans_of, run_sweep, sweep_text
 
-        plan = LoadPlan(
-            num_chats=chats,
-            frame_rate=frame_rate,
+        base = LoadPlan(
+            num_chats=1,
             frame_concurrency=frame_concurrency,
-            image_size=parse_size(image),
             chat_tokens=chat_tokens,
             frame_tokens=frame_tokens,
             seconds=seconds,
@@ -85,17 +94,21 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
             seed=seed_of(seed),
             is_plain=plain,
             frame_priority=frame_priority,
+            stall_ms=stall_ms,
         )
+        plans = plans_of(base, chats, frame_rate, image)
         refuse_mixed(url, model, config, vlm, settings)
         if not url and frame_priority is not None:
             raise BenchError("--frame-priority is for a server that runs: give its --url")
         if json:
             check_writable(json)
-        result = _measure_url(url, model, api_key, plan) if url else _measure_own(plan, config, vlm, settings)
-        typer.echo(latency_text(result))
-        if json:
-            write_json(json, result)
-    if result["errors"]["num"]:
+        with _measuring(url, model, api_key, config, vlm, settings) as measure:
+            for sweep in run_sweep(plans, measure, say):
+                if json:
+                    write_json(json, sweep if len(plans) > 1 else sweep["results"][0])
+        results = sweep["results"]
+        typer.echo(sweep_text(sweep) if len(plans) > 1 else latency_text(results[0]))
+    if any(result["errors"]["num"] for result in results):
         raise typer.Exit(EXIT_PARTIAL)
 
 
@@ -184,15 +197,20 @@ def _sweep(
         draw_frontier(result, png)
 
 
-def _measure_url(url: str, model: str | None, api_key: str | None, plan: "LoadPlan") -> dict[str, Any]:
-    from appliance.bench.latency import Server, measure_server
+@contextmanager
+def _measuring(
+    url: str | None,
+    model: str | None,
+    api_key: str | None,
+    config: Path | None,
+    vlm: str | None,
+    assignments: list[str] | None,
+) -> "Iterator[Callable[[LoadPlan], Run]]":
+    """What runs a load: against the server at `url`, or against one fresh engine."""
+    from appliance.bench.latency import Server, engine_to_measure, measure_server
 
-    return measure_server(Server(url, model, api_key), plan, say).result
-
-
-def _measure_own(
-    plan: "LoadPlan", config: Path | None, vlm: str | None, assignments: list[str] | None
-) -> dict[str, Any]:
-    from appliance.bench.latency import measure_own_engine
-
-    return measure_own_engine(settings_of(config, vlm, assignments), plan, say).result
+    if url:
+        yield lambda plan: measure_server(Server(url, model, api_key), plan, say)
+    else:
+        with engine_to_measure(settings_of(config, vlm, assignments), say) as measure:
+            yield measure

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -46,11 +47,19 @@ def measure_server(server: Server, plan: LoadPlan, say: Say) -> Run:
 
 def measure_own_engine(settings: Settings, plan: LoadPlan, say: Say) -> Run:
     """A run against a fresh engine with `settings`; raises `BenchError`."""
+    with engine_to_measure(settings, say) as measure:
+        say(f"measuring {plan.warm_up_s + plan.seconds:.0f} s …")
+        return measure(plan)
+
+
+@contextmanager
+def engine_to_measure(settings: Settings, say: Say) -> Iterator[Callable[[LoadPlan], Run]]:
+    """A fresh engine with `settings`, as what runs a load against it; raises `BenchError`."""
     say("starting the engine …")
     with own_engine(settings) as engine:
-        say(f"it is up after {engine.start_s:.0f} s; measuring {plan.warm_up_s + plan.seconds:.0f} s …")
+        say(f"it is up after {engine.start_s:.0f} s")
         target = {"start_s": engine.start_s, "engine": asdict(settings.engine)}
-        return asyncio.run(_measure(Server(engine.url), plan, target))
+        yield lambda plan: asyncio.run(_measure(Server(engine.url), plan, target))
 
 
 async def _measure(server: Server, plan: LoadPlan, told: dict[str, Any]) -> Run:
@@ -63,7 +72,7 @@ async def _measure(server: Server, plan: LoadPlan, told: dict[str, Any]) -> Run:
     finally:
         await target.close()
     about = {"url": target.shown_url, "model": model, "engine": None, "start_s": None} | told
-    return Run(_head(started_at, plan, about) | where | measurements(recording), recording)
+    return Run(_head(started_at, plan, about) | where | measurements(recording, plan.stall_ms), recording)
 
 
 def _head(started_at: float, plan: LoadPlan, about: dict[str, Any]) -> dict[str, Any]:

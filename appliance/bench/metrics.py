@@ -60,17 +60,17 @@ def ttfts_ms(exchanges: Sequence[Exchange], begin: float, end: float) -> list[fl
     return _in_ms(ended, still_open)
 
 
-def measurements(recording: Recording) -> dict[str, Any]:
+def measurements(recording: Recording, stall_ms: float = STALL_MS) -> dict[str, Any]:
     """`chat`, `frames` and `errors` of a run, and what the `server` says of it (None: nothing)."""
     return {
         "server": server_report(recording.growth) if recording.growth else None,
-        "chat": _chat(recording),
+        "chat": _chat(recording, stall_ms),
         "frames": _frames(recording),
         "errors": _errors([*recording.chats, *recording.frames]),
     }
 
 
-def _chat(recording: Recording) -> dict[str, Any]:
+def _chat(recording: Recording, stall_ms: float) -> dict[str, Any]:
     begin, end = recording.begin, recording.end
     gaps = gaps_ms(recording.chats, begin, end)
     news = [num for chat in recording.chats for time, num in chat.chunks if begin <= time < end]
@@ -84,7 +84,7 @@ def _chat(recording: Recording) -> dict[str, Any]:
         "prompt_tokens": _mean([chat.prompt_tokens for chat in answered if chat.prompt_tokens]),
         "itl_ms": summary(gaps),
         "ttft_ms": summary(ttfts_ms(recording.chats, begin, end)),
-        "stall_share": stall_share(gaps),
+        "stall_share": stall_share(gaps, stall_ms),
     }
 
 

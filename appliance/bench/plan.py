@@ -13,7 +13,7 @@ class LoadPlan:
     the server does, as cameras send them, or `frame_concurrency` at once, the next when one is answered.
     `image_size` is (width, height) in pixels. What happens in the first `warm_up_s` is not measured, the
     `seconds` after it are. A `plain` run sends none of the fields that OpenAI's protocol does not have, and
-    `frame_priority` is sent with frames to servers that know a `priority`.
+    `frame_priority` is sent with frames to servers that know a `priority`. Gaps over `stall_ms` are stalls.
 
     Raises `BenchError` when there is no load, or two kinds of frames.
     """
@@ -29,6 +29,7 @@ class LoadPlan:
     seed: int = 0
     is_plain: bool = False
     frame_priority: int | None = None
+    stall_ms: float = 100.0
 
     def __post_init__(self) -> None:
         if self.frame_rate and self.frame_concurrency:

@@ -14,6 +14,9 @@ STALL_SHARE = 0.02
 RECOMPUTED = 0.003
 """Share of a wait from which on it is one for memory that was given back."""
 
+OFTEN = 0.2
+"""Of the waits: what happens in fewer of them is not what makes them long."""
+
 FRAMES = ("frame picture", "frame prompt", "frame text")
 PROMPTS = ("chat prompt", "chat picture")
 
@@ -136,7 +139,8 @@ _ANYWHERE: tuple[Rule, ...] = (
 def _against_frames(facts: Facts, target: str) -> str:
     if facts.scheduler == "static":
         return "engine.scheduler: latency, or a smaller engine.max_num_batched_tokens"
-    if number := facts.overruns.get("floor_overruns"):
+    number = facts.overruns.get("floor_overruns", 0)
+    if number > OFTEN * facts.accounts.following.num:
         return f"a lower engine.background_share: frames got it {number} times without room for it"
     return f"a lower {target}, which frames fill up, or fewer or smaller frames"
 
@@ -144,6 +148,6 @@ def _against_frames(facts: Facts, target: str) -> str:
 def _against_prompts(facts: Facts) -> str:
     if facts.scheduler == "static":
         return "engine.scheduler: latency, or a smaller engine.max_num_batched_tokens"
-    if facts.overruns.get("chat_overruns"):
+    if facts.overruns.get("chat_overruns", 0) > OFTEN * facts.accounts.following.num:
         return "a higher engine.chat_ttft_ms: prompts that were due were computed without room for them"
     return "a lower engine.chat_itl_ms, which prompts fill up"

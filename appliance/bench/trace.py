@@ -157,7 +157,7 @@ def _draw_run(axes: "Axes", run: Traced, first_s: float, length_s: float) -> Non
     axes.set_title(f"{run.name}: longest wait for a chat's next token here {longest_ms:.0f} ms", loc="left")
 
 
-def _rows(answers: Sequence[Sequence[float]], length_ms: float) -> list[list[list[float]]]:
+def _rows(answers: Sequence[list[float]], length_ms: float) -> list[list[list[float]]]:
     """Answers that reach into the picture, on as few rows as there are chats at once."""
     rows: list[list[list[float]]] = []
     for times in sorted(answers):

@@ -54,6 +54,7 @@ def record(
     """What happens when an engine gets `requests`, those from `first` on once the others have begun."""
     settings = {"kv_cache_tokens": 4096, "trace_steps": 10_000} | config
     engine = Engine(EngineConfig(model.spec.name, **settings), model=model, clock=now)  # type: ignore[arg-type]
+    prompts = {request.request_id: engine.prepare(request)[0] for request in requests}
     recording = Recording(begin=now())
     before = exposition(engine)
     exchanges: dict[str, Exchange] = {}
@@ -61,7 +62,7 @@ def record(
     def send(request: GenerationRequest) -> None:
         exchange = exchanges[request.request_id] = Exchange(now(), answer_id=request.request_id)
         (recording.chats if request.priority == "interactive" else recording.frames).append(exchange)
-        engine.add(request)
+        engine.submit(request, prompts[request.request_id])
 
     late = list(requests[first:]) if first else []
     for request in requests[:first] if first else requests:

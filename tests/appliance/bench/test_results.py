@@ -12,9 +12,12 @@ from appliance.bench.frontier import (
     points_of,
     run_frontier,
 )
+from appliance.bench.latency import Run
 from appliance.bench.load import Recording
 from appliance.bench.metrics import measurements
 from appliance.bench.overrides import overrides_of
+from appliance.bench.plan import LoadPlan
+from appliance.bench.sweep import plans_of, run_sweep, sweep_text
 from appliance.bench.target import Exchange
 from tests.appliance.bench.test_latency import refusal, run
 
@@ -52,7 +55,7 @@ def test_results_side_by_side(write):
     assert told.exit_code == 0, told.output
     assert told.stdout.split()[:2] == ["ours", "peer"]
     assert lines["chat ITL p50, ms"][-3:] == ["20", "200", "(x10.00)"]
-    assert lines["chat time in gaps > 100 ms, %"][-2:] == ["0", "100"]
+    assert lines["chat time in stalls, %"][-2:] == ["0", "100"]
     assert lines["arguments.num_chats"][-2:] == ["1", "2"]
     assert "arguments.seed" not in lines
 
@@ -114,6 +117,33 @@ def test_assignments_are_nested_and_read_as_yaml():
         "describe": {"labels": ["car", "dog"]},
     }
     assert Point("static", 256.0).overrides["max_num_batched_tokens"] == 256
+
+
+def test_a_sweep_has_every_combination_once() -> None:
+    plans = plans_of(LoadPlan(seed=7), "1,2", "0,0.5", "64x64,128x64")
+
+    loads = [(plan.num_chats, plan.frame_rate, plan.image_size[0]) for plan in plans]
+    assert loads == [(n, rate, w) for n in (1, 2) for rate, w in ((0, 64), (0.5, 64), (0.5, 128))]
+    assert len({plan.seed for plan in plans}) == 6
+
+
+def test_a_sweep_is_told_in_a_table() -> None:
+    plans = plans_of(LoadPlan(), "1,2", "1", "64x64")
+    results = iter([result_of(0.02, num_chats=1), result_of(0.2)])
+    said: list[str] = []
+
+    *_, sweep = run_sweep(plans, lambda plan: Run(next(results), Recording()), said.append)
+
+    assert said == ["1 chats, 1/s of 64x64 (1 of 2)", "2 chats, 1/s of 64x64 (2 of 2)"]
+    rows = [line.split() for line in sweep_text(sweep).splitlines()]
+    assert rows[1][:7] == ["1", "chats,", "1/s", "of", "64x64", "20", "20"]
+    assert rows[2][5:10] == ["200", "200", "200", "200", "100"]
+
+
+def test_mistakes_in_a_sweep() -> None:
+    assert "--chats two: write whole numbers" in refusal("latency", "--chats", "two")
+    assert "--frame-rate -1: write numbers" in refusal("latency", "--frame-rate=-1")
+    assert "--image big" in refusal("latency", "--image", "64x64,big")
 
 
 @pytest.mark.e2e
