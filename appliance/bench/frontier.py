@@ -83,11 +83,11 @@ def draw_frontier(frontier: Mapping[str, Any], path: Path) -> None:
         if places:
             axes.plot([x for x, _, _ in places], [y for _, y, _ in places], style, label=label)
         for x, y, name in places:
-            axes.annotate(name, (x, y), textcoords="offset points", xytext=(6, 5), fontsize=8)
+            axes.annotate(name, (x, y), textcoords="offset points", xytext=(8, -11), fontsize=8)
     axes.set(xlabel="frames/s", ylabel="chat ITL p99, ms", yscale="log", title=_title(frontier))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("{x:g}")
-    axes.margins(0.15)
+    axes.margins(x=0.22, y=0.15)
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150, format="png")
