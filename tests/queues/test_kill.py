@@ -20,7 +20,7 @@ from tests.queues.kill_targets import CONFIG
 from tests.queues.test_workers import collect_all
 
 NUM_KILLS = int(os.environ.get("APPLIANCE_TEST_KILLS", "40"))
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 @dataclass
