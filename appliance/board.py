@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 FRAME_TTL_S = 30
 STATUS_TTL_S = 15
 ASKED_TTL_S = 15
-OUTAGE_PAUSE_S = 2.0
+OUTAGE_PAUSE_S = 1.0
 _TIMES = QueueConfig(command_timeout_s=2.0)
 
 _status_decoder = msgspec.json.Decoder(CameraStatus)

@@ -190,10 +190,14 @@ class Appliance:
             )
         self.url = until(self._ready_url, "the appliance", 300)
         self._http = httpx.Client(base_url=self.url, timeout=10)
+        self._asking = threading.Lock()
 
     def get(self, path: str) -> Any:
-        """The JSON at `path`, None when it does not answer."""
-        with suppress(httpx.HTTPError, ValueError):
+        """The JSON at `path`, None when it does not answer.
+
+        why: one at a time, since a server keeps as many connections open as it was asked at once.
+        """
+        with self._asking, suppress(httpx.HTTPError, ValueError):
             return self._http.get(path).json()
         return None
 
