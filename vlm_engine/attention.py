@@ -17,24 +17,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from vlm_engine.kv_cache import KVCache
+from vlm_engine.spans import Span
+from vlm_engine.varlen import VarlenLayout, attend_varlen, lay_out
 
 IMPLEMENTATION = "vlm_engine_paged"
 Slots = slice | Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One sequence's share of a step.
-
-    Args:
-        num_queries: Tokens computed in this step.
-        num_context: Tokens in the cache after this step's are written.
-        block_ids: The blocks that hold them, in order.
-    """
-
-    num_queries: int
-    num_context: int
-    block_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +55,16 @@ class AttentionMetadata:
         spans: Sequences in the order of their rows; those with one query stand first.
         slots: Where the keys and values of each are, ``[num_context]`` on the CPU.
         write_slots: ``[num_tokens]``, where this step's keys and values go.
+        block_size: Tokens a block.
+        varlen: The step for the variable-length kernel, None for torch's plain one.
     """
 
     cache: KVCache
     spans: tuple[Span, ...]
     slots: tuple[Tensor, ...]
     write_slots: Tensor
+    block_size: int = 16
+    varlen: VarlenLayout | None = None
 
     @cached_property
     def layout(self) -> _Layout:
@@ -89,7 +80,7 @@ class AttentionMetadata:
 
 
 def prepare(
-    spans: Sequence[Span], cache: KVCache, block_size: int, device: torch.device
+    spans: Sequence[Span], cache: KVCache, block_size: int, device: torch.device, *, use_varlen: bool = False
 ) -> AttentionMetadata:
     """Lay out a step.
 
@@ -98,6 +89,7 @@ def prepare(
         cache: The KV cache.
         block_size: Tokens a block.
         device: Where the model runs.
+        use_varlen: Whether the variable-length kernel computes.
     """
     slots = tuple(_slots(span, block_size) for span in spans)
     write = torch.cat(
@@ -105,7 +97,8 @@ def prepare(
     )
     num_decodes = sum(span.num_queries == 1 for span in spans)
     assert all(span.num_queries == 1 for span in spans[:num_decodes]), "decodes stand first"
-    return AttentionMetadata(cache, tuple(spans), slots, write.to(device))
+    varlen = lay_out(spans, slots, block_size, device) if use_varlen else None
+    return AttentionMetadata(cache, tuple(spans), slots, write.to(device), block_size, varlen)
 
 
 def _slots(span: Span, block_size: int) -> Tensor:
@@ -142,7 +135,7 @@ def _decodes(slots: list[Tensor], device: torch.device) -> _Decodes:
 
 
 def attend(query: Tensor, layer: int, metadata: AttentionMetadata, scale: float | None) -> Tensor:
-    """Attention of one layer, with torch's ``scaled_dot_product_attention``.
+    """Attention of one layer: variable-length on CUDA, else torch's ``scaled_dot_product_attention``.
 
     Args:
         query: ``[num_tokens, num_heads, head_dim]``; keys and values are already written.
@@ -154,6 +147,8 @@ def attend(query: Tensor, layer: int, metadata: AttentionMetadata, scale: float 
         ``[num_tokens, num_heads, head_dim]``.
     """
     keys, values = metadata.cache.keys[layer], metadata.cache.values[layer]
+    if metadata.varlen is not None:
+        return attend_varlen(query, keys, values, metadata.varlen, metadata.block_size, scale)
     parts = []
     layout = metadata.layout
     if layout.decodes is not None:

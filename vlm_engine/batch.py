@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm_engine.attention import AttentionMetadata, Span, prepare
+from vlm_engine.attention import AttentionMetadata, prepare
 from vlm_engine.kv_cache import KVCache
 from vlm_engine.models.base import ImageRows, PreparedPrompt
 from vlm_engine.plan import Chunk
+from vlm_engine.spans import Span
 
 Features = Mapping[bytes, tuple[Tensor, ...]]
 
@@ -42,6 +43,8 @@ def build_batch(
     cache: KVCache,
     block_size: int,
     device: torch.device,
+    *,
+    use_varlen: bool = False,
 ) -> Batch:
     """Pack the chunks of a plan.
 
@@ -52,6 +55,7 @@ def build_batch(
         cache: The KV cache.
         block_size: Tokens a block.
         device: Where the model runs.
+        use_varlen: Whether attention runs on the variable-length kernel.
     """
     ordered = sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
     first_rows, num_rows = [], 0
@@ -75,7 +79,7 @@ def build_batch(
         positions.to(device),
         tuple(images),
         torch.tensor(samples, dtype=torch.long, device=device),
-        prepare(spans, cache, block_size, device),
+        prepare(spans, cache, block_size, device, use_varlen=use_varlen),
     )
 
 

@@ -126,7 +126,15 @@ class ModelRunner:
         if not plan.chunks:
             return StepResult()
         device = self.model.spec.device
-        batch = build_batch(plan.chunks, self._prompts, self._features, self.cache, self._block_size, device)
+        batch = build_batch(
+            plan.chunks,
+            self._prompts,
+            self._features,
+            self.cache,
+            self._block_size,
+            device,
+            use_varlen=self.model.spec.use_varlen,
+        )
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
         sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
         if not sampled:

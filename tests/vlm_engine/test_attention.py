@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from vlm_engine.attention import AttentionMetadata, Span, paged_attention, prepare
+from vlm_engine.attention import AttentionMetadata, paged_attention, prepare
 from vlm_engine.kv_cache import KVCache
+from vlm_engine.spans import Span
 
 HEAD_DIM = 64
 BLOCK = 16

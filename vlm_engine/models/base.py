@@ -28,6 +28,7 @@ class ModelSpec:
         dtype: Element type of weights and cache.
         device: Where it runs.
         use_kernels: Whether the CPU kernels of `vlm_engine.native` are used.
+        use_varlen: Whether attention runs on torch's variable-length kernel.
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelSpec:
     dtype: torch.dtype
     device: torch.device
     use_kernels: bool = False
+    use_varlen: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from vlm_engine.models.smolvlm import smolvlm
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
 from vlm_engine.models.text import TextPrompts, text_model
 from vlm_engine.native.library import KernelsUnavailable, load_library
+from vlm_engine.varlen import works
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +156,11 @@ def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozens
         dtype=model.dtype,
         device=device,
         use_kernels=_use_kernels(config, model.dtype, device),
+        use_varlen=device.type == "cuda"
+        and model.dtype in {torch.bfloat16, torch.float16}
+        and works(
+            text.num_attention_heads, text.num_key_value_heads, head_dim, config.block_size, model.dtype
+        ),
     )
 
 
