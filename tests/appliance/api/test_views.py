@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from appliance.api.views import ASSETS
+from appliance.jobs import CameraStatus
 from queues.errors import QueueUnavailable
 from queues.types import QueueStatus
 from tests.appliance.api.serving import MODEL, Running, Servers
@@ -67,6 +68,28 @@ def test_cameras_without_a_frame(http: httpx.Client) -> None:
     empty = http.get("/v1/cameras/yard/frame.jpg")
     assert empty.status_code == 503
     assert empty.headers["retry-after"] == "1"
+
+
+def test_a_description_may_be_asked_for(http: httpx.Client, server: Running) -> None:
+    """202 with the event's id; a camera that comes back is 503, one that does not is 409."""
+    reply = http.post("/v1/cameras/street/describe")
+    assert reply.status_code == 202
+    assert reply.json() == {
+        "id": "street-asked-1",
+        "object": "event",
+        "camera": "street",
+        "url": "/v1/events/street-asked-1",
+    }
+    away = http.post("/v1/cameras/yard/describe")
+    assert (away.status_code, away.json()["error"]["code"]) == (503, "camera_not_ready")
+    unknown = http.post("/v1/cameras/garden/describe")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "camera_not_found")
+    server.cameras.known.append(CameraStatus(name="attic", state="stopped"))
+    try:
+        paused = http.post("/v1/cameras/attic/describe")
+    finally:
+        server.cameras.known.pop()
+    assert (paused.status_code, paused.json()["error"]["code"]) == (409, "camera_not_running")
 
 
 def test_health(http: httpx.Client) -> None:
