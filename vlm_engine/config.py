@@ -38,7 +38,7 @@ class EngineConfig:
         dtype: Element type of the weights; ``auto`` takes the checkpoint's.
         device: ``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes CUDA where there is one.
         max_model_len: Longest prompt and output together, in tokens; None takes the model's.
-        block_size: Tokens a KV block.
+        block_size: Tokens a KV block; on CUDA 256 lets attention read the cache in place.
         kv_cache_tokens: Size of the KV cache in tokens; None takes a share of the free memory, at
             most what ``max_num_seqs`` sequences of ``max_model_len`` need.
         kv_cache_memory: That share, 0 to 1.
@@ -59,6 +59,7 @@ class EngineConfig:
         enable_prefix_caching: Reuse the KV blocks of equal prompt starts.
         cpu_kernels: ``native`` runs bfloat16 on the CPU with the engine's own kernels, built by ``g++``
             on first use; ``auto`` does so where they can be had, ``torch`` never.
+        cuda_graphs: Replay decode steps as CUDA graphs; needs blocks of 256 tokens (`block_size`).
         encode: ``between`` runs encoder slices between forward passes on all threads of the CPU, ``beside``
             at the same time on one thread of its own; ``auto`` takes `beside` with the native kernels.
         cost_cache: Where it is kept what steps take, so that the next start need not measure it:
@@ -89,6 +90,7 @@ class EngineConfig:
     num_threads: int | None = None
     enable_prefix_caching: bool = True
     cpu_kernels: CpuKernels = "auto"
+    cuda_graphs: bool = True
     encode: EncodeRoad = "auto"
     cost_cache: str = "off"
     trace_steps: int = 0

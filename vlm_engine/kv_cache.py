@@ -14,6 +14,7 @@ class KVCache:
         head_dim: Size of a head.
         dtype: Element type, that of the model.
         device: Where the tensors live.
+        spare_slots: As many more, a whole block, behind the others, for rows without a sequence.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class KVCache:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        spare_slots: int = 0,
     ) -> None:
-        shape = (num_slots, num_kv_heads, head_dim)
+        self.spare_block = num_slots // spare_slots if spare_slots else None
+        shape = (num_slots + spare_slots, num_kv_heads, head_dim)
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
 

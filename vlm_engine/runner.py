@@ -66,6 +66,7 @@ class ModelRunner:
             spec.head_dim,
             dtype=spec.dtype,
             device=spec.device,
+            spare_slots=config.block_size if spec.use_graphs else 0,
         )
         self._prompts: dict[str, PreparedPrompt] = {}
         self._choosers: dict[str, TokenChooser] = {}

@@ -29,6 +29,7 @@ class ModelSpec:
         device: Where it runs.
         use_kernels: Whether the CPU kernels of `vlm_engine.native` are used.
         use_varlen: Whether attention runs on torch's variable-length kernel.
+        use_graphs: Whether decode steps are replayed as CUDA graphs.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelSpec:
     device: torch.device
     use_kernels: bool = False
     use_varlen: bool = False
+    use_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

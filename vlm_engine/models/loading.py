@@ -19,7 +19,7 @@ from vlm_engine.models.smolvlm import smolvlm
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
 from vlm_engine.models.text import TextPrompts, text_model
 from vlm_engine.native.library import KernelsUnavailable, load_library
-from vlm_engine.varlen import works
+from vlm_engine.varlen import PAGE_MULTIPLE, works
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,13 @@ def _check_layers(name: str, text: Any) -> None:
 def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozenset[int]) -> ModelSpec:
     text = model.config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    use_varlen = (
+        device.type == "cuda"
+        and model.dtype in {torch.bfloat16, torch.float16}
+        and works(
+            text.num_attention_heads, text.num_key_value_heads, head_dim, config.block_size, model.dtype
+        )
+    )
     return ModelSpec(
         name=config.model,
         family=model.config.model_type,
@@ -156,11 +163,8 @@ def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozens
         dtype=model.dtype,
         device=device,
         use_kernels=_use_kernels(config, model.dtype, device),
-        use_varlen=device.type == "cuda"
-        and model.dtype in {torch.bfloat16, torch.float16}
-        and works(
-            text.num_attention_heads, text.num_key_value_heads, head_dim, config.block_size, model.dtype
-        ),
+        use_varlen=use_varlen,
+        use_graphs=use_varlen and config.cuda_graphs and not config.block_size % PAGE_MULTIPLE,
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from vlm_engine.attention import AttentionMetadata
 from vlm_engine.kv_cache import KVCache
 from vlm_engine.models.base import ImageRows, ModelSpec
+from vlm_engine.models.graphs import GraphStack
 from vlm_engine.models.packing import pack_linears
 from vlm_engine.native.library import Geometry, Layer, Span, load_library
 from vlm_engine.native.ops import NativeGate, NativeLinear, can_pack, pointer
@@ -51,7 +52,8 @@ def make_stack(decoder: Any, spec: ModelSpec) -> DecoderStack:
     if spec.use_kernels and _is_llama_like(decoder):
         return NativeStack(decoder, spec)
     pack_linears(decoder, use_kernels=spec.use_kernels)
-    return StockStack(decoder)
+    stack = StockStack(decoder)
+    return GraphStack(stack, spec.max_model_len) if spec.use_graphs else stack
 
 
 class StockStack:
