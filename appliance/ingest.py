@@ -20,7 +20,8 @@ from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
 from appliance.settings import Settings, SettingsError
 from appliance.viewing import camera_config
-from queues.errors import QueueError
+from queues.config import QueueConfig
+from queues.errors import QueueError, QueueUnavailable
 from queues.producer import JobProducer
 from vision.annotate import encode_jpeg
 from vision.detector import Detector
@@ -40,12 +41,16 @@ IDLE_WAIT_S = 0.25
 COLLECT_S = 0.01
 ASKED_EVERY_S = 0.2
 STOP_S = 2.0
+QUEUE_AGAIN_S = 0.5
 
 
 class VisionWorker:
-    """Runs the configured cameras until stopped; one that fails is tried again beside the others."""
+    """Runs the configured cameras until stopped; one that fails is tried again beside the others.
 
-    def __init__(self, settings: Settings, redis_url: str) -> None:
+    With `stop` it waits for a Redis that is away until that is set; without, it raises `QueueUnavailable`.
+    """
+
+    def __init__(self, settings: Settings, redis_url: str, stop: threading.Event | None = None) -> None:
         self._settings = settings
         self._wake = threading.Event()
         self._cameras = {name: Camera(name, camera, self._wake) for name, camera in settings.cameras.items()}
@@ -54,7 +59,7 @@ class VisionWorker:
         self._detector = Detector(settings.detector)
         self._gate = share_device(self._detector, settings.detector)
         self._pipeline = Pipeline(self._detector, [self._config(name) for name in settings.cameras])
-        self._producer = JobProducer(redis_url, settings.queue)
+        self._producer = _open_producer(redis_url, settings.queue, stop)
         self._board = BoardWriter(redis_url)
         self._courses, self._teller = Courses(), Teller(self._producer)
         self._asked: dict[str, str] = {}
@@ -228,6 +233,20 @@ def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -
     worker.run(stop, until_ended=True)
 
 
+def _open_producer(url: str, config: QueueConfig, stop: threading.Event | None) -> JobProducer:
+    is_told = False
+    while True:
+        try:
+            return JobProducer(url, config)
+        except QueueUnavailable as error:
+            # why: a worker that ends here loads its detector again for every try.
+            if stop is None or stop.wait(QUEUE_AGAIN_S):
+                raise
+            if not is_told:
+                logger.warning("the cameras wait for the queue: %s", error)
+            is_told = True
+
+
 def reload_into(worker: VisionWorker, load: Callable[[], Settings]) -> None:
     """Reads the settings again; with a mistake in them everything stays, and the log says why."""
     try:
@@ -252,10 +271,13 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
     try:
-        worker = VisionWorker(begin_with(settings), settings.redis.address)
+        worker = VisionWorker(begin_with(settings), settings.redis.address, stop)
     except VisionError as error:
         print(f"appliance: {error}", file=sys.stderr)
         sys.exit(EXIT_UNUSABLE)
+    except QueueUnavailable:
+        # why: it waited, and was told to stop meanwhile.
+        return
     worker.change(settings)
     threading.Thread(target=_follow_changes, args=(worker,), name="changes", daemon=True).start()
     worker.run(stop)

@@ -27,6 +27,7 @@ QueueStatusReader = Callable[[], Awaitable[QueueStatus]]
 DescribeStatsReader = Callable[[], DescribeStats]
 
 _STATUS_TIMEOUT_S = 2.0
+_COMPLAIN_EVERY_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,7 @@ class Services:
         self.started_at = int(time.time())
         self.num_chats = 0
         self.is_stopping = False
+        self._complain_at: dict[str, float] = {}
         self._decode_slots = anyio.CapacityLimiter(limits.max_decodes)
 
     def check_model(self, name: str) -> None:
@@ -175,11 +177,23 @@ class Services:
 
     async def queue_now(self) -> QueueStatus | None:
         """The queue's state; None when there is no queue or it does not answer within 2 s."""
-        return await _within_time(self.queue_status(), "queue") if self.queue_status else None
+        return await self._within_time(self.queue_status(), "queue") if self.queue_status else None
 
     async def cameras_now(self) -> Sequence[CameraStatus] | None:
         """The cameras' states; None when they are not known within 2 s."""
-        return await _within_time(self.cameras.statuses(), "cameras")
+        return await self._within_time(self.cameras.statuses(), "cameras")
+
+    async def _within_time(self, answer: Awaitable[T], what: str) -> T | None:
+        """The answer, or None: who asks for the state must be told, not break with what is broken."""
+        try:
+            return await asyncio.wait_for(answer, _STATUS_TIMEOUT_S)
+        except Exception as error:
+            now = time.monotonic()
+            # why: whoever watches asks again and again, and the log has other things to tell.
+            if now >= self._complain_at.get(what, 0.0):
+                self._complain_at[what] = now + _COMPLAIN_EVERY_S
+                logger.warning("the state of the %s is unknown: %r", what, error)
+            return None
 
     def stop(self) -> None:
         """End all event streams, so that the server can shut down; chats run to their end."""
@@ -192,12 +206,3 @@ def services_of(request: Request) -> Services:
     services = request.app.state.services
     assert isinstance(services, Services)
     return services
-
-
-async def _within_time(answer: Awaitable[T], what: str) -> T | None:
-    """The answer, or None: who asks for the state must be told, not break with what is broken."""
-    try:
-        return await asyncio.wait_for(answer, _STATUS_TIMEOUT_S)
-    except Exception as error:
-        logger.warning("the state of the %s is unknown: %r", what, error)
-        return None

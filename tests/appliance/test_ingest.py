@@ -10,7 +10,9 @@ from appliance.board import BoardReader, BoardWriter
 from appliance.ingest import VisionWorker
 from appliance.jobs import CameraStatus, decode_job
 from appliance.settings import Settings, load_settings
-from queues import EmbeddedServer, JobConsumer
+from queues import EmbeddedServer, JobConsumer, QueueUnavailable
+from tests.appliance.running import until
+from tests.queues.servers import Server, started
 
 VIDEO = "synthetic://street?seed=3&fps=5&frames=40"
 
@@ -104,3 +106,20 @@ async def test_the_board_survives_an_outage(tmp_path: Path, caplog):
         assert await board.frame("front") == b"jpeg"
     writer.close()
     await board.close()
+
+
+def test_a_worker_waits_for_its_redis(tmp_path, caplog):
+    """Q6: a worker that was started again while Redis is away is there when that is back."""
+    server, stop, made = Server(tmp_path, "valkey", []), threading.Event(), []
+    chosen = settings("waits", left=VIDEO)
+    url = f"redis://127.0.0.1:{server.port}/0"
+    with pytest.raises(QueueUnavailable):
+        VisionWorker(chosen, url)
+    thread = threading.Thread(target=lambda: made.append(VisionWorker(chosen, url, stop)))
+    thread.start()
+    until(lambda: "the cameras wait for the queue" in caplog.text)
+    with started(server):
+        thread.join(60)
+        (worker,) = made
+        stop.set()
+        worker.run(stop)
