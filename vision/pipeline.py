@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from vision.detector import Detector
 from vision.errors import UnknownClass
 from vision.filters import FilterConfig
 from vision.history import History, HistoryConfig
 from vision.tracker import LOW_SCORE, Tracker, TrackerKind
-from vision.trigger import Trigger, TriggerConfig
+from vision.trigger import ON_DEMAND, Trigger, TriggerConfig
 from vision.types import Detections, Frame, Observation
 from vision.zones import Whereabouts
 
@@ -123,6 +125,7 @@ class _Camera:
 
     def __init__(self, config: CameraConfig, new_track_score: float) -> None:
         self._is_video = config.is_video
+        self._new_track_score = new_track_score
         self._filters = config.filters
         self._tracker = Tracker(
             config.tracker, config.frame_rate or 10.0, new_track_score, config.filters.new_track_scores
@@ -137,11 +140,17 @@ class _Camera:
         if not self._is_video or self._size not in (None, size):
             self.reset()
         self._size = size
-        tracked = self._tracker.update(self._filters.apply(detections, frame.image), frame.image)
+        believed = self._filters.apply(detections, frame.image)
+        tracked = self._tracker.update(believed, frame.image)
         observation = self.trigger.update(frame, tracked, is_asked_for=self.is_asked_for)
         if observation is not None:
             self.is_asked_for = False
             observation = replace(observation, earlier=self._history.of_track(observation.track_id))
+        if observation is not None and observation.reason == ON_DEMAND and not len(tracked):
+            # why: who asks wants to hear of those too who came just now and are not tracked yet
+            sure = believed[believed.scores >= self._new_track_score]
+            sure = sure.with_tracks(np.zeros(len(sure), np.int64))
+            observation = replace(observation, detections=sure, zones_by_row=())
         self._history.keep(frame, tracked)
         return FrameResult(frame, tracked, observation, tuple(self.trigger.where))
 

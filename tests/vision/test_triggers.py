@@ -9,6 +9,7 @@ from tests.vision.moving import BLANK, Thing, detections, frame
 from tests.vision.test_places import ENTERS, LEFT, RIGHT, WALKER
 from tests.vision.test_trigger import watch
 from vision.history import History, HistoryConfig
+from vision.pipeline import CameraConfig, _Camera
 from vision.polygons import Line
 from vision.trigger import Trigger, TriggerConfig
 from vision.types import Frame
@@ -166,3 +167,15 @@ def test_a_track_is_shown_as_it_came() -> None:
     nothing = History(HistoryConfig())
     nothing.keep(frame(0), detections([WALKER], 0).with_tracks(np.array([1])))
     assert nothing.of_track(1) == ()
+
+
+def test_who_came_just_now_is_told_of_to_somebody_who_asks() -> None:
+    """A track shows from its second frame on; the frame that was asked for may be its first."""
+    camera = _Camera(CameraConfig("a", 10.0), 0.25)
+    camera.process(frame(0), detections([], 0))
+    camera.is_asked_for = True
+    result = camera.process(frame(1), detections([Thing(1, 9, 100), Thing(1, 9, 400, score=0.15)], 1))
+    assert result.observation is not None
+    assert (result.observation.reason, result.observation.track_id) == ("on_demand", 0)
+    assert result.observation.detections.labels == ["person"]
+    assert len(result.detections) == 0
