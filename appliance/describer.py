@@ -154,6 +154,8 @@ class Describer:
     def _climb(self, hold: Collection[str]) -> None:
         """Let the ladder see who still waits, but for those that are held back."""
         now = time.monotonic()
+        for camera, wait_s in self._consumer.expired_s:
+            self._ladder.observe_expired(now, self._pace.own_wait_s(camera, now, wait_s))
         waits_s = {camera: s for camera, s in self._consumer.waits_s.items() if camera not in hold}
         self._others_wait = bool(waits_s)
         level_before = self._ladder.level
@@ -168,14 +170,15 @@ class Describer:
         self._pace.begin(delivery.job.key, task.taken_s, task.rung.interval_s)
         try:
             engine_s = await self._answer(task)
-            if delivery.times_delivered == 1 and delivery.job.expires_at is not None:
+            is_live = delivery.times_delivered == 1 and delivery.job.expires_at is not None
+            if engine_s is not None and is_live:
                 self._ladder.observe(time.monotonic(), wait_s + engine_s, task.level)
         except QueueError as error:
             # why: unanswered jobs come back by themselves once the queue is there again.
             logger.error("job=%s could not be settled: %s", delivery.job.job_id, error)
 
-    async def _answer(self, task: "_Task") -> float:
-        """Settles one job; the seconds that it waited inside of the engine."""
+    async def _answer(self, task: "_Task") -> float | None:
+        """Settles one job; the seconds that it waited inside of the engine, None when there is no answer."""
         delivery = task.delivery
         try:
             job = decode_job(delivery.job.body)
@@ -183,15 +186,17 @@ class Describer:
             logger.error("job=%s is not a describe job: %s", delivery.job.job_id, error)
             self._books.settle("invalid")
             await self._consumer.fail(delivery, f"not a describe job: {error}")
-            return 0.0
+            return None
         try:
             description, engine_s = await self._describe(job, task)
         except TooLate:
             await self._let_go(delivery)
-            return time.monotonic() - task.taken_s
+            now = time.monotonic()
+            self._ladder.observe_expired(now, now - task.taken_s)
+            return None
         except (DescribeError, EngineError) as error:
             await self._give_up(job, delivery, str(error))
-            return 0.0
+            return None
         # why: whoever follows the results must not be told before this listener, who also gets the picture.
         self._on_settled(description, _snapshot(job))
         outcome = "failed" if description.error is not None else "described"

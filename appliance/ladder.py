@@ -123,6 +123,11 @@ class Ladder:
         if level == self.level:
             self._waits.append((now, wait_s))
 
+    def observe_expired(self, now: float, wait_s: float) -> None:
+        """A frame has expired after this wait; unless that was short, no wait would have been enough."""
+        is_wait = wait_s >= self.config.calm_share * self._max_age_s
+        self.observe(now, self._max_age_s if is_wait else wait_s, self.level)
+
     def update(self, now: float, waiting_s: float) -> int:
         """The level at `now`, when the frame that waits longest has waited `waiting_s`.
 

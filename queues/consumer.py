@@ -49,6 +49,10 @@ def _delivery(
     return Delivery(job, entry_id.decode(), times_delivered, queue_ms, waited_ms, num_replaced)
 
 
+def _waits(flat: list[Any]) -> list[tuple[str, float]]:
+    return [(key.decode(), ms / 1000) for key, ms in zip(flat[::2], flat[1::2], strict=True)]
+
+
 async def forget_queue(url: str, config: QueueConfig) -> None:
     """Delete a queue that nobody uses any more, with all that waits in it; raises `QueueUnavailable`."""
     link = Link(url, config)
@@ -74,6 +78,7 @@ class JobConsumer:
         self._next_claim = 0.0
         self._last_wake: bytes | str = "0-0"
         self.waits_s: Mapping[str, float] = {}
+        self.expired_s: list[tuple[str, float]] = []
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -98,13 +103,14 @@ class JobConsumer:
         """Up to `max_jobs` jobs, waiting up to `block_ms` for the first; jobs of dead workers come first.
 
         Keys take turns, the oldest job of each; those of `hold` are passed over and their jobs wait.
-        `waits_s` is then how long the keys that still have jobs wait for their turn.
+        `waits_s` is then how long the keys that still have jobs wait for their turn, and
+        `expired_s` how long jobs (by key) had waited in vain.
 
         Never raises for an outage: it returns nothing and `is_healthy` turns False. If the call is cancelled,
         jobs that were on their way come again after `visibility_s`.
         """
 
-        self.waits_s = {}
+        self.waits_s, self.expired_s = {}, []
 
         async def attempt(left_s: float) -> list[Delivery]:
             return await self._claim(max_jobs) or await self._take(max_jobs, hold, left_s)
@@ -205,10 +211,9 @@ class JobConsumer:
         answer = await self._link.run(scripts.TAKE, self.name, max_jobs, *hold)
         if answer is None:
             return []
-        now_ms, found, flat_waits, self._last_wake = answer
-        self.waits_s = {
-            key.decode(): ms / 1000 for key, ms in zip(flat_waits[::2], flat_waits[1::2], strict=True)
-        }
+        now_ms, found, waits, expired, self._last_wake = answer
+        self.waits_s = dict(_waits(waits))
+        self.expired_s += _waits(expired)
         if not found and left_s:
             await self._wait_for_put(left_s)
         return self._hold([_delivery(entry_id, flat, 1, now_ms, ms) for entry_id, flat, ms in found])

@@ -112,10 +112,11 @@ TAKE = (
     + """
 -- Takes the oldest job of the key whose turn it is, again and again. ARGV: max_jobs, then keys to pass over.
 -- Returns the server's time, (entry_id, fields, ms that its place waited)..., of the keys that still wait a
--- flat list of (key, ms that its first place waits), and the id behind which `wake` tells of the next put.
+-- flat list of (key, ms that its first place waits), the same of jobs that expired meanwhile, and the id
+-- behind which `wake` tells of the next put.
 local max_jobs, passed = tonumber(ARGV[3]), {}
 for i = 4, #ARGV do passed[ARGV[i]] = true end
-local now, found, waits = now_ms(), {}, {}
+local now, found, waits, expired = now_ms(), {}, {}, {}
 if redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis.call('HLEN', slots) then
   reindex()
 end
@@ -135,6 +136,7 @@ while key and #found < max_jobs do
   local job = entry and fields_of(entry)
   if not job or is_late(job, now) then
     drop_waiting(key, entry_id, 'expired')
+    expired[#expired + 1], expired[#expired + 2] = key, wait_of(place)
   else
     leave(key, entry_id, #job.body)
     if is_done(job.job_id) then
@@ -154,7 +156,7 @@ for _, other in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
   waits[#waits + 1], waits[#waits + 2] = other, wait_of(head[2])
 end
 local last = redis.call('XREVRANGE', wake, '+', '-', 'COUNT', 1)[1]
-return {now, found, waits, last and last[1] or '0-0'}
+return {now, found, waits, expired, last and last[1] or '0-0'}
 """
 )
 

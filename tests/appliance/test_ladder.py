@@ -110,6 +110,17 @@ def test_waits_of_frames_count_until_the_next_step() -> None:
     assert one.wait_s == 0.5
 
 
+def test_frames_that_expire_in_the_queue_are_overload() -> None:
+    """Quality gives way before frames do; a camera that is held back on purpose loses its frames in peace."""
+    one, held = ladder(), ladder()
+    for now in range(8):
+        one.observe_expired(now, 2.4)
+        held.observe_expired(now, 0.3)
+        one.update(now, 0.0)
+        held.update(now, 0.0)
+    assert (one.level, held.level) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [

@@ -165,7 +165,11 @@ async def test_late_jobs_cost_no_turn(producer: JobProducer, consumer: JobConsum
     producer.put(make_job("other", key="b"))
     producer.put(make_job("too late", key="c", expires_in_s=-1, slot="c"))
     producer.put(make_job("newer", key="c", expires_in_s=600, slot="c"))
+    time.sleep(0.05)
     assert names(await consumer.take(9)) == ["good", "other", "newer"]
+    [(key, waited_s)] = consumer.expired_s
+    assert key == "a"
+    assert 0.05 <= waited_s < 20
     assert producer.status().dropped == {"expired": 2}
 
 
