@@ -1,0 +1,149 @@
+"""CPU time of eight cameras: the vision worker beside ultralytics' own stream loader, on the same streams.
+
+Serves 720p H.264 over RTSP on loopback from a process of its own, lets each side look at it for a while with
+the same detector, and prints JSON: frames that were detected in, CPU seconds of the side's process, and CPU
+milliseconds a frame. The worker's time includes tracking, triggers, jobs and the newest frame as JPEG.
+
+    python benchmarks/cameras.py --cameras 8 --fps 5 --seconds 30
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+WARM_UP_S = 5.0
+
+
+def serve(args: argparse.Namespace) -> None:
+    from tests.vision.rtsp_server import RtspServer, encoded
+
+    size = (args.width, args.height)
+    with RtspServer(
+        video=encoded(size, num=5 * args.camera_fps, fps=args.camera_fps), fps=args.camera_fps
+    ) as server:
+        print(server.url(), flush=True)
+        sys.stdin.read()
+
+
+def run_worker(args: argparse.Namespace) -> dict:
+    from appliance.ingest import VisionWorker
+    from appliance.settings import load_settings
+    from queues import EmbeddedServer
+
+    cameras = {f"cam{i}": {"source": args.url, "fps": args.fps} for i in range(args.cameras)}
+    detector = {"device": "cpu", "imgsz": args.imgsz}
+    with EmbeddedServer() as redis:
+        worker = VisionWorker(load_settings(None, {"detector": detector, "cameras": cameras}), redis.url)
+        stop = threading.Event()
+        thread = threading.Thread(target=worker.run, args=(stop,))
+        thread.start()
+        counted = measured(args, lambda: sum(c.status().num_frames for c in worker._cameras.values()))
+        stop.set()
+        thread.join()
+    return counted
+
+
+def run_ultralytics(args: argparse.Namespace) -> dict:
+    from appliance.settings import BUNDLED_DETECTOR
+    from vision.ultralytics_quiet import import_ultralytics
+
+    num_frames = 0
+    stop = threading.Event()
+
+    def predict(streams: str) -> None:
+        nonlocal num_frames
+        model = import_ultralytics().YOLO(BUNDLED_DETECTOR)
+        stride = max(1, round(args.camera_fps / args.fps))
+        for _ in model.predict(streams, stream=True, imgsz=args.imgsz, vid_stride=stride, verbose=False):
+            num_frames += 1
+            if stop.is_set():
+                return
+
+    with tempfile.NamedTemporaryFile("w", suffix=".streams") as file:
+        file.write("\n".join([args.url] * args.cameras))
+        file.flush()
+        thread = threading.Thread(target=predict, args=(file.name,), daemon=True)
+        thread.start()
+        counted = measured(args, lambda: num_frames)
+        stop.set()
+        thread.join(10)
+    return counted
+
+
+def measured(args: argparse.Namespace, num_frames) -> dict:
+    """Frames and CPU seconds of this process while `args.seconds` pass, once frames have come for a while."""
+    while num_frames() < args.cameras:
+        time.sleep(0.1)
+    time.sleep(WARM_UP_S)
+    frames, cpu_s, started_at = num_frames(), time.process_time(), time.monotonic()
+    time.sleep(args.seconds)
+    frames, cpu_s = num_frames() - frames, time.process_time() - cpu_s
+    seconds = time.monotonic() - started_at
+    return {
+        "frames": frames,
+        "frames_per_s": round(frames / seconds, 2),
+        "cpu_s": round(cpu_s, 2),
+        "cpu_ms_per_frame": round(1e3 * cpu_s / max(1, frames), 2),
+        "cpu_share": round(cpu_s / seconds, 3),
+    }
+
+
+SIDES = {"worker": run_worker, "ultralytics": run_ultralytics}
+
+
+def compare(args: argparse.Namespace) -> dict:
+    here = [sys.executable, __file__, *sys.argv[1:]]
+    results = {}
+    with subprocess.Popen(
+        [*here, "--side", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        url = server.stdout.readline().decode().strip()
+        for side in SIDES:
+            done = subprocess.run([*here, "--side", side, "--url", url], check=True, stdout=subprocess.PIPE)
+            results[side] = json.loads(done.stdout.splitlines()[-1])
+        server.stdin.close()
+    ratio = results["worker"]["cpu_ms_per_frame"] / results["ultralytics"]["cpu_ms_per_frame"]
+    from appliance.bench.machine import environment
+
+    asked = {name: value for name, value in vars(args).items() if name not in ("side", "url")}
+    return {"asked": asked, **results, "ratio_cpu_per_frame": round(ratio, 3), "environment": environment()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cameras", type=int, default=8)
+    parser.add_argument("--fps", type=float, default=5.0, help="frames a second that are looked at")
+    parser.add_argument("--camera-fps", type=int, default=5, help="frames a second that cameras send")
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--height", type=int, default=720)
+    parser.add_argument("--imgsz", type=int, default=320)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--side", choices=["serve", *SIDES])
+    parser.add_argument("--url")
+    args = parser.parse_args()
+    os.environ.setdefault("YOLO_OFFLINE", "true")
+    if args.side == "serve":
+        serve(args)
+    else:
+        print(
+            json.dumps(
+                SIDES[args.side](args) if args.side else compare(args), indent=None if args.side else 2
+            )
+        )
+    sys.stdout.flush()
+    # why: ultralytics leaves reading threads behind that would keep this process.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
