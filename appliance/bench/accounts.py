@@ -15,6 +15,7 @@ HELD_UP = 3.0
 """A step that takes so many times longer than predicted was held up by the machine."""
 
 LEAST_HELD_UP_MS = 20.0
+OUR_TIMINGS = frozenset({"queue_ms", "preprocess_ms", "encode_ms", "prefill_ms"})
 QUEUED = ("in the queue",)
 
 
@@ -106,8 +107,10 @@ def accounts_of(recording: Recording, stall_ms: float) -> Accounts:
     """The waits of a run; split by the engine's steps where they are known, else by what can be seen."""
     told = Accounts(Account(), Account(), Account())
     device = Device(recording.steps or ())
+    # why: timings come with the last chunk, which what was cut off at the end of the run never got
+    is_told = any(chat.timings for chat in recording.chats)
     for chat in recording.chats:
-        if chat.chunks and chat.due_at >= recording.begin:
+        if chat.chunks and chat.due_at >= recording.begin and (chat.timings or not is_told):
             queued_ms = (chat.timings or {}).get("queue_ms", 0.0)
             wait_ms = 1e3 * (chat.chunks[0][0] - chat.due_at)
             told.first.add(wait_ms, _first_parts(chat, recording, device), queued_ms)
@@ -121,9 +124,10 @@ def accounts_of(recording: Recording, stall_ms: float) -> Accounts:
 def _first_parts(chat: Exchange, recording: Recording, device: Device) -> dict[str, float]:
     """The wait for a first token."""
     begin, end = chat.due_at, chat.chunks[0][0]
-    if chat.timings is None:
+    timings = chat.timings or {}
+    if not timings.keys() >= OUR_TIMINGS:
+        # why: other servers tell timings too, of other things
         return _seen_from_outside(begin, end, recording)
-    timings = chat.timings
     times = device.token_times(chat.answer_id or "")
     inside_ms = sum(timings[name] for name in ("queue_ms", "encode_ms", "prefill_ms"))
     outside = {
@@ -153,7 +157,8 @@ def _gaps(chat: Exchange, recording: Recording, device: Device) -> Iterable[tupl
             continue
         begin_s, end_s = times[done - 1], times[done + more - 1]
         parts = device.between(begin_s, end_s, chat.answer_id or "", is_answering=True)
-        yield wait_ms, parts | {"stream": max(0.0, wait_ms - 1e3 * (end_s - begin_s))}
+        # why: a chunk that comes late shortens the next wait, so that only the sum says something
+        yield wait_ms, parts | {"stream": wait_ms - 1e3 * (end_s - begin_s)}
 
 
 def _seen_from_outside(begin: float, end: float, recording: Recording) -> dict[str, float]:

@@ -125,7 +125,7 @@ _ANYWHERE: tuple[Rule, ...] = (
         ("detector",),
         "a smaller detector.imgsz, or fewer frames a second (cameras.*.fps)",
     ),
-    ("the machine held steps up", ("held up",), "cores that other programs leave alone"),
+    ("the machine held the engine up", ("held up", "between steps"), "cores that other programs leave alone"),
     ("the way to the client", ("stream",), "look for a proxy that buffers, a slow network, a busy client"),
     (
         "frames were read meanwhile",

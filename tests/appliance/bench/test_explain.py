@@ -225,6 +225,12 @@ def test_from_outside_only_frames_can_be_blamed() -> None:
     assert found(told, "stalls").cause == "frames were read meanwhile"
 
 
+def test_timings_of_other_servers_are_not_ours() -> None:
+    chat = Exchange(0.0, [(0.5, 1)], 2.0, timings={"prompt_ms": 12.0, "predicted_ms": 30.0})
+    first = accounts_of(Recording(0.0, 10.0, [chat]), 100.0).first
+    assert first.parts_ms == pytest.approx({"while a frame was read": 0.0, "without a frame": 500.0})
+
+
 @pytest.mark.parametrize(
     ("part", "cause"),
     [
