@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from math import isfinite
 from operator import mul
 
+from vlm_engine.speed import MachineSpeed
+
 FORGETTING = 0.995
 OUTLIER = 3.0
 MANY_OUTLIERS = 3
+KNOWN = 32
 SWEEPS = 8
 RIDGE = 1e-9
 # What a forward pass and encoder slices start from beside each other, as multiples of what they take alone.
@@ -142,6 +145,7 @@ class LinearModel:
             for i, weight in enumerate(weights)
         ]
         self._errors: deque[float] = deque(maxlen=256)
+        self._residual_ms: float | None = None
         self._relative: deque[float] = deque(maxlen=256)
 
     def predict(self, features: Sequence[float]) -> float:
@@ -151,9 +155,10 @@ class LinearModel:
     @property
     def residual_ms(self) -> float:
         """By how much steps were longer than predicted, at the 90th percentile; at least 0."""
-        if not self._errors:
-            return 0.0
-        return max(0.0, sorted(self._errors)[int(0.9 * (len(self._errors) - 1))])
+        if self._residual_ms is None:
+            ordered = sorted(self._errors) or [0.0]
+            self._residual_ms = max(0.0, ordered[int(0.9 * (len(ordered) - 1))])
+        return self._residual_ms
 
     @property
     def recent_errors(self) -> Sequence[float]:
@@ -189,9 +194,10 @@ class LinearModel:
         predicted = self.predict(features)
         error = measured_ms - predicted
         self._errors.append(error)
+        self._residual_ms = None
         self._relative.append(abs(error) / max(measured_ms, 1e-3))
         self.num_learned += 1
-        is_far_above = self.num_learned > 32 and measured_ms > OUTLIER * max(predicted, 1.0)
+        is_far_above = self.num_learned > KNOWN and measured_ms > OUTLIER * max(predicted, 1.0)
         self._num_far_above = self._num_far_above + 1 if is_far_above else 0
         is_held_up = 0 < self._num_far_above < MANY_OUTLIERS
         taken_ms = predicted + (OUTLIER - 1) * max(predicted, 1.0) * 0.1 if is_held_up else measured_ms
@@ -292,24 +298,25 @@ class CostModel:
         """Start anew, from what an earlier engine learned or (None) from the beginning."""
         self.step = step or LinearModel(self._start[0])
         self.encoder = encoder or LinearModel(self._start[1])
+        self.speed = MachineSpeed()
         self.step_beside = LinearModel(self.step.weights)
         self.encoder_beside = LinearModel(self.encoder.weights)
 
     def step_ms(self, work: StepWork, *, beside: bool = False) -> float:
         """Predicted milliseconds of a forward pass; `beside` encoder slices that run at the same time."""
-        return self._step_model(beside).predict(work.features())
+        return self.speed.factor * self._step_model(beside).predict(work.features())
 
     def slice_ms(self, work: SliceWork, *, beside: bool = False) -> float:
         """Predicted milliseconds of some encoder slices; `beside` a forward pass."""
-        return self._slice_model(beside).predict(work.features())
+        return self.speed.factor * self._slice_model(beside).predict(work.features())
 
     def learn_step(self, work: StepWork, measured_ms: float, *, beside: bool = False) -> None:
         """Learn from a forward pass that was measured."""
-        self._step_model(beside).learn(work.features(), measured_ms)
+        self._learn(self._step_model(beside), work.features(), measured_ms)
 
     def learn_slices(self, work: SliceWork, measured_ms: float, *, beside: bool = False) -> None:
         """Learn from encoder slices that were measured."""
-        self._slice_model(beside).learn(work.features(), measured_ms)
+        self._learn(self._slice_model(beside), work.features(), measured_ms)
 
     def _step_model(self, beside: bool) -> LinearModel:
         if beside and not self.step_beside.num_learned:
@@ -321,13 +328,19 @@ class CostModel:
             self.encoder_beside = LinearModel([BESIDE_SLICE * weight for weight in self.encoder.weights])
         return self.encoder_beside if beside else self.encoder
 
+    def _learn(self, model: LinearModel, features: Sequence[float], measured_ms: float) -> None:
+        # why: what a model does not know yet says nothing of the machine
+        if model.num_learned >= KNOWN:
+            self.speed.see(measured_ms, self.speed.factor * model.predict(features))
+        model.learn(features, measured_ms / self.speed.factor)
+
     @property
     def residual_ms(self) -> float:
         """What a plan keeps free because predictions err."""
         if self.runs_beside:
             models = (self.step, self.step_beside, self.encoder_beside)
-            return max(model.residual_ms for model in models)
-        return self.step.residual_ms + self.encoder.residual_ms
+            return self.speed.factor * max(model.residual_ms for model in models)
+        return self.speed.factor * (self.step.residual_ms + self.encoder.residual_ms)
 
     @property
     def step_error(self) -> float:

@@ -3,6 +3,9 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from vlm_engine.cost_model import SliceWork
+from vlm_engine.sequence import Placeholder
+
 
 class EncoderCache:
     """Books of encoded images by content digest.
@@ -30,6 +33,11 @@ class EncoderCache:
     def num_left(self, digest: bytes) -> int | None:
         """Slices still to run after the plan being made; None for an image that is not entered."""
         return self._num_left.get(digest)
+
+    def work_left(self, image: Placeholder) -> SliceWork:
+        """What of an image is still to be encoded, all of one that is not entered."""
+        count = len(image.slices)
+        return image.work(count - self._num_left.get(image.digest, count), count)
 
     def is_ready(self, digest: bytes) -> bool:
         """Whether the image is encoded, or will be by the plan being made."""

@@ -247,7 +247,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """The books as they are now."""
         scheduler, model = self.scheduler, self.cost_model
-        budget = scheduler.budget
+        budget, factor = scheduler.budget, model.speed.factor
         return EngineStats(
             len(scheduler.running),
             len(scheduler.waiting),
@@ -260,8 +260,8 @@ class Engine:
             {**scheduler.counts, **budget.counts},
             dict(scheduler.preemptions),
             self._allowance_ms,
-            self.metrics.steps.snapshot(model.step_error, model.step.residual_ms),
-            self.metrics.slices.snapshot(model.slice_error, model.encoder.residual_ms),
+            self.metrics.steps.snapshot(model.step_error, factor * model.step.residual_ms),
+            self.metrics.slices.snapshot(model.slice_error, factor * model.encoder.residual_ms),
             self.metrics.classes(scheduler.running, scheduler.waiting),
             turns=scheduler.turns.stats() if scheduler.turns else TurnStats(),
         )

@@ -15,14 +15,13 @@ from vlm_engine.budget import StepBudget
 from vlm_engine.cost_model import SliceWork
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.fair_shares import FairShares
+from vlm_engine.order import rank, turn
 from vlm_engine.pace import Owed
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan, chunk_work
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
 from vlm_engine.turn import Turn
 from vlm_engine.turn_queue import TurnQueue
-
-PATIENCE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -36,6 +35,10 @@ class _Draft:
     preempted: set[str] = field(default_factory=set)
     turn: Turn | None = None
     encoding: set[bytes] = field(default_factory=set)
+
+    def completes(self, sequence: Sequence) -> bool:
+        """Whether the plan computes all that the sequence has, as far as it was just planned."""
+        return bool(self.chunks) and self.chunks[-1].sequence is sequence and self.chunks[-1].samples
 
 
 class Scheduler:
@@ -78,7 +81,6 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
         self._shares = FairShares()
-        self._now = 0.0
         self.preemptions: Counter[str] = Counter()
 
     @property
@@ -103,7 +105,7 @@ class Scheduler:
         self._fill(draft, now)
         if not draft.planned and self.running:
             # why: all running sequences wait for each other's blocks; only giving some up helps
-            self._preempt(max(self.running, key=_rank), draft, "deadlock")
+            self._preempt(max(self.running, key=rank), draft, "deadlock")
             self._fill(draft, now)
         self._mark_started(draft.planned, now)
         self.counts.update(draft.stalled)
@@ -152,71 +154,60 @@ class Scheduler:
         self.encoder_cache.check_integrity({sequence.request_id for sequence in self.running})
         assert not any(sequence.block_ids for sequence in self.waiting), "a waiting sequence holds blocks"
 
-    # -- one step -------------------------------------------------------------------------------
-
     def _mark_started(self, planned: set[str], now: float) -> None:
         for sequence in self.running:
             if sequence.first_step_s is None and sequence.request_id in planned:
                 sequence.first_step_s = now
 
     def _expire(self, now: float) -> list[Sequence]:
-        """End what is too old: all that waits, and all that runs but has not been encoded yet."""
+        """End what is too old, unless the encoder works on it already.
+
+        why: under load an image may take longer than it is wanted for; if all were given up half
+        encoded, the time of frames would go into nothing.
+        """
         late = [s for s in self.waiting if s.has_expired(now)]
-        late += [s for s in self.running if s.has_expired(now) and not self._is_encoded(s)]
+        late += [s for s in self.running if s.has_expired(now) and not self._has_reached_encoder(s)]
         for sequence in late:
             self.finish(sequence, "expired")
         return late
 
-    def _is_encoded(self, sequence: Sequence) -> bool:
-        left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
-        return all(self.encoder_cache.is_ready(image.digest) for image in left)
+    def _has_reached_encoder(self, sequence: Sequence) -> bool:
+        if not sequence.placeholders:
+            return True
+        first = sequence.placeholders[0]
+        return sequence.num_computed_tokens > first.start or first.digest in self.encoder_cache
 
     def _fill(self, draft: _Draft, now: float) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
-        self._now = now
         longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
         self.budget.begin(self.running, self.waiting, now, longest_ms, self._owed)
-        self._serve_class(draft, is_interactive=True)
+        self._serve_class(draft, now, is_interactive=True)
         draft.turn = self.turns.propose(self.budget, now) if self.turns else None
         if draft.turn:
             self.budget.spend_turn(draft.turn.cost_ms)
-        self._serve_class(draft, is_interactive=False)
+        self._serve_class(draft, now, is_interactive=False)
 
     def _owed(self) -> Iterator[Owed]:
         """What background prompts have left, in their order."""
         everyone = [s for s in (*self.running, *self.waiting) if not (s.is_interactive or s.is_decoding)]
-        for sequence in sorted(everyone, key=self._turn):
+        for sequence in sorted(everyone, key=rank):
             start, end = sequence.num_computed_tokens, sequence.num_tokens
             images = sequence.images_between(start, end)
-            slices = sum((self._slices_left(image) for image in images), SliceWork())
+            slices = sum((self.encoder_cache.work_left(image) for image in images), SliceWork())
             work = chunk_work(start, end, samples=True)
             request = sequence.request
             yield Owed(sequence.arrival_s, request.expires_at, work, slices, request.wanted_at)
 
-    def _slices_left(self, image: Placeholder) -> SliceWork:
-        left = self.encoder_cache.num_left(image.digest)
-        count = len(image.slices)
-        return image.work(0 if left is None else count - left, count)
-
-    def _serve_class(self, draft: _Draft, *, is_interactive: bool) -> None:
+    def _serve_class(self, draft: _Draft, now: float, *, is_interactive: bool) -> None:
         everyone = [s for s in (*self.running, *self.waiting) if s.is_interactive == is_interactive]
-        self._serve(sorted(everyone, key=self._turn), draft)
-
-    def _turn(self, sequence: Sequence) -> tuple[bool, float, float]:
-        """Order within a class: decodes, then background by place, of chats the shorter prompt.
-
-        why: a line of text that waits behind a picture is late by the whole picture, the picture
-        behind the line hardly at all, and this holds for a long prompt that runs already. Who waits
-        counts as ever shorter (highest response ratio next), so that nobody is passed for ever.
-        """
-        arrival_s = sequence.arrival_s
-        if sequence.is_decoding or not sequence.is_interactive:
-            return not sequence.is_decoding, sequence.place, arrival_s
-        waited_s = max(0.0, self._now - arrival_s)
-        return True, sequence.num_left / (1.0 + waited_s / PATIENCE_S), arrival_s
+        self._serve(sorted(everyone, key=lambda s: turn(s, now)), draft)
 
     def _serve(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
-        """Give each its part in order; who cannot start holds up only those that wait behind it."""
+        """Give each its part in order; who cannot start holds up only those that wait behind it.
+
+        Of background work a prompt starts when those before it are done: two that are half done would
+        hold twice the memory, and a third that is more urgent would find no slot.
+        """
         is_blocked = False
         for sequence in sequences:
             if sequence.status is Status.RUNNING:
@@ -225,6 +216,7 @@ class Scheduler:
                 stalls = self._admit(sequence, draft)
                 is_blocked = sequence.status is Status.WAITING
                 draft.stalled.update(stalls)
+            is_blocked |= not sequence.is_interactive and not draft.completes(sequence)
 
     def _extend(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""
@@ -280,8 +272,6 @@ class Scheduler:
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = sequence.num_computed_tokens
 
-    # -- images ---------------------------------------------------------------------------------
-
     def _encode_ahead(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> list[str]:
         """Plan slices of the images in reach, in order; returns what is in the way, if anything."""
         cache = self.encoder_cache
@@ -329,8 +319,6 @@ class Scheduler:
             if image.digest not in unread:
                 self.encoder_cache.release(image.digest, sequence.request_id)
 
-    # -- memory ---------------------------------------------------------------------------------
-
     def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
         """Hold blocks for the first `num_tokens` positions, by preemption if need be."""
         num_missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
@@ -374,11 +362,11 @@ class Scheduler:
                 or (
                     is_running
                     and other.is_interactive == sequence.is_interactive
-                    and _rank(other) > _rank(sequence)
+                    and rank(other) > rank(sequence)
                 )
             )
         ]
-        return sorted(candidates, key=_rank)
+        return sorted(candidates, key=rank)
 
     def _preempt(self, sequence: Sequence, draft: _Draft, reason: str) -> None:
         """Send a running sequence back to the queue; it keeps its place and its tokens."""
@@ -414,8 +402,3 @@ class Scheduler:
         for index in range(sequence.num_published, num_full):
             self.pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
         sequence.num_published = num_full
-
-
-def _rank(sequence: Sequence) -> tuple[bool, float, float]:
-    """Order of importance: interactive first, then by place, then the older."""
-    return not sequence.is_interactive, sequence.place, sequence.arrival_s

@@ -1,9 +1,11 @@
 """The real scheduler on a simulated clock and device: minutes of traffic in a second of CPU."""
 
 import heapq
+import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count
 
 from tests.vlm_engine.builders import image, make_sequence
@@ -23,9 +25,39 @@ STEP_TRUTH = (14.0, 38.0, 6.0, 3.0, 9.0)
 ENCODER_TRUTH = (0.4, 9.0, 22.0, 30.0, 8.0)
 # What steps and slices take beside each other, of what they take alone on two cores.
 STEP_BESIDE, SLICE_BESIDE = 1.3, 1.7
-WINDOWS = tuple(range(64, 4785, 64)) + ((4784,) if 4784 % 64 else ())
-FRAME = TowerLayout(4784, 4, (4784,), WINDOWS, (False, False, False, True) * 2, (7,))
-SLICES = tuple(part.work for part in cut(FRAME, 512))
+
+
+@cache
+def slices_of(num_patches: int) -> tuple[SliceWork, ...]:
+    """The encoder's work on an image; a frame of 1280x720 has 4784 patches."""
+    windows = (*range(64, num_patches, 64), num_patches)
+    layout = TowerLayout(num_patches, 4, (num_patches,), windows, (False, False, False, True) * 2, (7,))
+    return tuple(part.work for part in cut(layout, 512))
+
+
+def picture_of(start: int, num_patches: int, content: str) -> Placeholder:
+    plain = image(start, num_patches // 4, content)
+    return replace(plain, slices=slices_of(num_patches))
+
+
+SLICES = slices_of(4784)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was planned and what came of it; `late_ms` of the chat that waited longest."""
+
+    at_s: float
+    predicted_ms: float
+    measured_ms: float
+    allowance_ms: float
+    residual_ms: float
+    is_overrun: bool
+    num_decodes: int
+    late_ms: float
+    decodes_ms: float
+    background_ms: float
+    wants_background: bool
 
 
 @dataclass
@@ -60,6 +92,9 @@ class Simulator:
         *,
         truth: Truth | None = None,
         turns: TurnQueue | None = None,
+        num_blocks: int = 2000,
+        num_chat_blocks: int = 0,
+        max_num_seqs: int = 32,
         **targets: float,
     ) -> None:
         self.now = 0.0
@@ -70,19 +105,20 @@ class Simulator:
             StaticBudget(2048) if budget == "static" else TimeBudget(self.cost, self.targets, 2048)
         )
         self.scheduler = Scheduler(
-            BlockPool(2000, 16),
+            BlockPool(num_blocks, 16),
             EncoderCache(16384),
             self.budget,
-            max_num_seqs=32,
+            max_num_seqs=max_num_seqs,
+            num_chat_blocks=num_chat_blocks,
             turns=turns,
             encodes_beside=self.truth.runs_beside,
         )
         self.on_turn: Callable[[Turn], None] | None = None
         self.gaps_ms: list[float] = []
-        self.lateness_ms: list[float] = []
         self.ttfts_ms: list[float] = []
         self.ended: list[Sequence] = []
-        self.steps: list[tuple[float, StepPlan]] = []
+        self.steps: list[Step] = []
+        self.encoded_late: list[Sequence] = []
         self.busy_s = 0.0
         self.background_busy_s = 0.0
         self.errors: list[float] = []
@@ -97,29 +133,39 @@ class Simulator:
         self, num_prompt: int = 62, max_tokens: int = 64, on_end: Callable[[Sequence], None] | None = None
     ) -> Sequence:
         sequence = make_sequence(num_prompt, max_tokens=max_tokens, arrival_s=self.now)
-        return self._add(sequence, on_end)
+        return self.add(sequence, on_end)
 
     def frame(
-        self, name: str, on_end: Callable[[Sequence], None] | None = None, expires_s: float | None = None
+        self,
+        name: str,
+        on_end: Callable[[Sequence], None] | None = None,
+        expires_s: float | None = None,
+        num_patches: int = 4784,
+        tenant: str = "",
     ) -> Sequence:
-        plain = image(20, 1196, name)
-        picture = Placeholder(plain.start, plain.length, plain.digest, 0, SLICES)
-        expires_at = None if expires_s is None else self.now + expires_s
+        picture = picture_of(20, num_patches, name)
         sequence = make_sequence(
-            1222,
+            picture.length + 26,
             max_tokens=32,
             priority="background",
             images=(picture,),
             arrival_s=self.now,
-            expires_at=expires_at,
+            expires_at=None if expires_s is None else self.now + expires_s,
+            tenant=tenant,
         )
-        return self._add(sequence, on_end)
+        return self.add(sequence, on_end)
 
-    def _add(self, sequence: Sequence, on_end: Callable[[Sequence], None] | None) -> Sequence:
+    def add(self, sequence: Sequence, on_end: Callable[[Sequence], None] | None = None) -> Sequence:
         if on_end:
             self.on_end[sequence.request_id] = on_end
         self.scheduler.add(sequence)
         return sequence
+
+    def cancel(self, sequence: Sequence) -> None:
+        """As a client that goes away; nothing happens to what has ended."""
+        if sequence.status is not Status.FINISHED:
+            self.scheduler.finish(sequence, "cancelled")
+            self._end(sequence)
 
     def run(self, until_s: float) -> None:
         """Run events and steps until the clock passes `until_s`; sequences that run go on later."""
@@ -132,6 +178,9 @@ class Simulator:
                 self.now = min(self._events[0][0] if self._events else until_s, until_s)
 
     def _step(self) -> None:
+        num_overruns = self.budget.counts.total()
+        everyone = (*self.scheduler.running, *self.scheduler.waiting)
+        wants_background = any(not s.is_interactive for s in everyone)
         plan = self.scheduler.plan(self.now)
         for sequence in plan.expired:
             self._end(sequence)
@@ -141,19 +190,51 @@ class Simulator:
         if plan.is_empty:
             assert plan.expired or plan.turn, "a step without progress"
             return
+        self.encoded_late += [
+            e.sequence for e in plan.encodes if not e.first and e.sequence.has_expired(self.now)
+        ]
         step_work, slice_work = plan.step_work, plan.slice_work
         beside = self.truth.runs_beside and bool(plan.chunks and plan.encodes)
         step_ms = self.truth.step_ms(step_work) * (STEP_BESIDE if beside else 1)
         slice_ms = self.truth.slice_ms(slice_work) * (SLICE_BESIDE if beside else 1)
+        predicted_ms = self._predict(step_work, slice_work, beside)
+        residual_ms = self.cost.residual_ms
+        decodes = [c.work for c in plan.chunks if c.sequence.is_interactive and c.sequence.is_decoding]
+        decodes_ms = self.cost.step_ms(sum(decodes, StepWork()))
         self._learn(step_work, step_ms, slice_work, slice_ms, beside)
         total_ms = max(step_ms, slice_ms) if beside else step_ms + slice_ms
-        self.now += total_ms / 1e3
+        started, self.now = self.now, self.now + total_ms / 1e3
         self.busy_s += total_ms / 1e3
-        self.background_busy_s += self._background_s(plan, slice_ms)
+        background_ms = self._background_ms(plan)
+        self.background_busy_s += background_ms / 1e3
+        waiting = [c.sequence for c in plan.chunks if c.sequence.is_interactive and c.sequence.is_decoding]
+        step = Step(
+            started,
+            predicted_ms,
+            total_ms,
+            self.budget.allowance_ms if isinstance(self.budget, TimeBudget) else 0.0,
+            residual_ms,
+            self.budget.counts.total() > num_overruns,
+            len(waiting),
+            max((self._late_ms(chat) for chat in waiting), default=-math.inf),
+            decodes_ms,
+            background_ms,
+            wants_background,
+        )
+        self.steps.append(step)
         sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         self.scheduler.commit(plan)
         for sequence in sampled:
             self._token(sequence)
+
+    def _late_ms(self, chat: Sequence) -> float:
+        assert chat.last_token_s is not None
+        return 1e3 * (self.now - chat.last_token_s) - self.targets.chat_itl_ms
+
+    def _predict(self, step_work: StepWork, slice_work: SliceWork, beside: bool) -> float:
+        step_ms = self.cost.step_ms(step_work, beside=beside) if step_work.num_tokens else 0.0
+        slice_ms = self.cost.slice_ms(slice_work, beside=beside)
+        return max(step_ms, slice_ms) if beside else step_ms + slice_ms
 
     def _learn(
         self, step_work: StepWork, step_ms: float, slice_work: SliceWork, slice_ms: float, beside: bool
@@ -164,9 +245,13 @@ class Simulator:
         if slice_ms:
             self.cost.learn_slices(slice_work, slice_ms, beside=beside)
 
-    def _background_s(self, plan: StepPlan, slice_ms: float) -> float:
-        tokens = sum(chunk.num_tokens for chunk in plan.chunks if not chunk.sequence.is_interactive)
-        return (slice_ms + self.truth.model.step_ms(StepWork(tokens)) * bool(tokens)) / 1e3
+    def _background_ms(self, plan: StepPlan) -> float:
+        """What the plan's background work takes, beside whatever else the step does."""
+        model = self.truth.model
+        chunks = [c for c in plan.chunks if not c.sequence.is_interactive]
+        slices = [e.work for e in plan.encodes if not e.sequence.is_interactive]
+        step_ms = model.step_ms(sum((c.work for c in chunks), StepWork())) - model.step_ms(StepWork())
+        return self.truth.slowdown * (step_ms + model.slice_ms(sum(slices, SliceWork())))
 
     def _token(self, sequence: Sequence) -> None:
         if sequence.is_interactive:
@@ -175,7 +260,6 @@ class Simulator:
             else:
                 gap_ms = 1e3 * (self.now - sequence.last_token_s)
                 self.gaps_ms.append(gap_ms)
-                self.lateness_ms.append(gap_ms - self.targets.chat_itl_ms)
         if sequence.first_token_s is None:
             sequence.first_token_s = self.now
         sequence.last_token_s = self.now

@@ -214,6 +214,41 @@ def test_a_machine_that_gets_three_times_slower_is_learned() -> None:
     assert percentile(sim.gaps_ms[before:], 0.95) <= 150.0 + sim.cost.residual_ms
 
 
+def test_a_change_of_the_whole_machine_is_found_in_a_few_steps() -> None:
+    """What an image costs is known at once, though none was encoded since."""
+    truth, cost, rng = Truth(noise=0.05), CostModel(), random.Random(1)
+
+    def decode() -> None:
+        work = StepWork(2, 2, rng.randint(100, 4000))
+        cost.learn_step(work, truth.step_ms(work))
+
+    for number in range(200):
+        decode()
+        part = SLICES[number % len(SLICES)]
+        cost.learn_slices(part, truth.slice_ms(part))
+    before = cost.slice_ms(SLICES[5])
+    for slowdown in (3.0, 1.0):
+        truth.slowdown = slowdown
+        for _ in range(10):
+            decode()
+        assert cost.slice_ms(SLICES[5]) == pytest.approx(slowdown * before, rel=0.25)
+
+
+def test_a_frame_that_the_encoder_works_on_is_finished() -> None:
+    """An image may take longer than it is wanted for; given up each time, none would ever be described."""
+    sim = Simulator("latency", chat_itl_ms=60.0)
+
+    def chat(_: object = None) -> None:
+        sim.chat(on_end=chat)
+
+    chat()
+    begun, late = (sim.frame(name, expires_s=1.0) for name in ("begun", "late"))
+    sim.run(30.0)
+    assert (begun.finish_reason, late.finish_reason) == ("length", "expired")
+    assert begun.last_token_s is not None
+    assert begun.last_token_s > 3.0
+
+
 def test_without_chats_the_device_is_kept_full() -> None:
     sim = simulate("latency", rate=2.0, seconds=30.0, num_chats=0)
     assert sim.busy_s >= 29.0

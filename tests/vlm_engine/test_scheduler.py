@@ -248,6 +248,18 @@ def test_a_preempted_frame_expires_as_one_that_waits() -> None:
     assert scheduler.plan(2.0).expired == (frame,)
 
 
+def test_of_background_one_prompt_is_computed_after_the_other() -> None:
+    """Frames that are half done would hold memory and slots that a more urgent one needs."""
+    scheduler = make_scheduler(budget=16)
+    frames = [make_sequence(24, priority="background", max_tokens=8) for _ in range(3)]
+    for frame in frames:
+        scheduler.add(frame)
+    finish_and_plan(scheduler, 0.0)
+    assert scheduler.running == frames[:1]
+    finish_and_plan(scheduler, 1.0)
+    assert scheduler.running == frames[:2], "the first one's end leaves room"
+
+
 def finish_and_plan(scheduler: Scheduler, now: float) -> StepPlan:
     plan = scheduler.plan(now)
     finish_step(scheduler, plan)

@@ -1,0 +1,36 @@
+"""Whether the whole machine became slower or faster: pure Python.
+
+A cost model learns what each kind of work takes, kind by kind, as it is done. When another program
+takes half of the cores, all kinds take longer at once, also those that come seldom; waiting until each
+is learned again would be minutes of late tokens.
+"""
+
+from collections import deque
+from statistics import median
+
+WINDOW = 9
+CHANGE = 1.4
+CERTAIN = 64
+
+
+class MachineSpeed:
+    """A factor on all predictions, moved when most of the last few are off in the same direction.
+
+    Smaller changes are left to the models, which know more of the work.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._num_seen = 0
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
+
+    def see(self, measured_ms: float, predicted_ms: float) -> None:
+        """Book a measured piece of work beside what was predicted for it."""
+        self._num_seen += 1
+        self._ratios.append(measured_ms / max(predicted_ms, 1e-3))
+        if len(self._ratios) < WINDOW or self._num_seen < CERTAIN:
+            return
+        middle = median(self._ratios)
+        if not 1 / CHANGE <= middle <= CHANGE:
+            self.factor *= middle
+            self._ratios.clear()
