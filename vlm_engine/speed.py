@@ -6,7 +6,6 @@ is learned again would be minutes of late tokens.
 """
 
 from collections import deque
-from statistics import median
 
 WINDOW = 9
 CHANGE = 1.4
@@ -14,7 +13,7 @@ CERTAIN = 64
 
 
 class MachineSpeed:
-    """A factor on all predictions, moved when most of the last few are off in the same direction.
+    """A factor on all predictions, moved when the last few are all off in the same direction.
 
     Smaller changes are left to the models, which know more of the work.
     """
@@ -30,7 +29,8 @@ class MachineSpeed:
         self._ratios.append(measured_ms / max(predicted_ms, 1e-3))
         if len(self._ratios) < WINDOW or self._num_seen < CERTAIN:
             return
-        middle = median(self._ratios)
-        if not 1 / CHANGE <= middle <= CHANGE:
-            self.factor *= middle
+        ordered = sorted(self._ratios)
+        # why: all but one must agree, since single steps may be off by a lot
+        if ordered[1] > CHANGE or ordered[-2] < 1 / CHANGE:
+            self.factor *= ordered[WINDOW // 2]
             self._ratios.clear()

@@ -9,6 +9,8 @@ from tests.vlm_engine.traffic import API_S, BUSY_S, FLOOD_S, HOUR_S, QUIET, SLOW
 
 ADAPTING_S = 3.0
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 
 @pytest.fixture(scope="module")
 def hour() -> Hour:
@@ -61,7 +63,7 @@ def test_overruns_are_few_and_bounded(hour: Hour) -> None:
 
 
 def test_chats_wait_little_for_the_first_token(hour: Hour) -> None:
-    """Text of a few lines, but for the moments when twelve ask at once and the minutes of the slow machine."""
+    """Text of a few lines, but for when twelve ask at once or the machine is slow."""
     waits_ms = [
         1e3 * (s.first_token_s - s.arrival_s)
         for s in hour.sim.ended
