@@ -17,6 +17,7 @@ from appliance.command_line import (
     readable_errors,
 )
 from appliance.config_cli import config_app
+from appliance.models_cli import models
 from appliance.operate import outputs
 from appliance.operate_queue import queue
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(config_app, name="config")
+app.add_typer(models, name="models")
 app.add_typer(outputs, name="outputs")
 app.add_typer(queue, name="queue")
 

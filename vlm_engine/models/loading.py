@@ -56,7 +56,7 @@ def load_prompts(config: EngineConfig) -> PromptPreparer:
         UnsupportedModel: Its ``model_type`` has no adapter.
         ModelLoadError: It is not there, cannot be read, or has no chat template.
     """
-    return _make_prompts(config.model, _read_config(config.model))
+    return _make_prompts(config.model, read_config(config.model))
 
 
 def load_model(config: EngineConfig) -> VisionLanguageModel:
@@ -66,7 +66,7 @@ def load_model(config: EngineConfig) -> VisionLanguageModel:
         UnsupportedModel: Its ``model_type`` has no adapter.
         ModelLoadError: It is not there, cannot be read, lacks tensors, or has no chat template.
     """
-    settings = _read_config(config.model)
+    settings = read_config(config.model)
     prompts, device = _make_prompts(config.model, settings), resolve_device(config.device)
     family = FAMILIES[settings.model_type]
     try:
@@ -93,7 +93,12 @@ def _make_prompts(name: str, settings: Any) -> PromptPreparer:
     return FAMILIES[family].prompts(processor, settings)
 
 
-def _read_config(name: str) -> Any:
+def read_config(name: str) -> Any:
+    """The configuration of a checkpoint.
+
+    Raises:
+        ModelLoadError: There is none that can be read.
+    """
     path = Path(name)
     if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
         raise ModelLoadError(f"{name}: there is no such directory; give a checkpoint directory or a hub name")
@@ -123,11 +128,11 @@ def resolve_device(name: str) -> torch.device:
 def _load_weights(config: EngineConfig, family: Family, device: torch.device) -> Any:
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     model, info = family.stock.from_pretrained(config.model, dtype=dtype, output_loading_info=True)
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelLoadError(
-            f"{config.model}: the checkpoint lacks {len(missing)} tensors: {', '.join(missing[:5])}"
-        )
+    for what, key in (("lacks", "missing_keys"), ("has unknown", "unexpected_keys")):
+        names = sorted(info[key])
+        if names:
+            listed = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
+            raise ModelLoadError(f"{config.model}: the checkpoint {what} tensors ({len(names)}): {listed}")
     text = model.config.get_text_config()
     _check_layers(config.model, text)
     model.set_attn_implementation(register() if text is model.config else {"text_config": register()})
