@@ -160,11 +160,8 @@ class Scheduler:
                 sequence.first_step_s = now
 
     def _expire(self, now: float) -> list[Sequence]:
-        """End what is too old, unless the encoder works on it already.
-
-        why: under load an image may take longer than it is wanted for; if all were given up half
-        encoded, the time of frames would go into nothing.
-        """
+        """End what is too old, unless the encoder works on it already."""
+        # why: under load, if all were given up half encoded, no frame would ever be described
         late = [s for s in self.waiting if s.has_expired(now)]
         late += [s for s in self.running if s.has_expired(now) and not self._has_reached_encoder(s)]
         for sequence in late:
