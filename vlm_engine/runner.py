@@ -15,6 +15,7 @@ from vlm_engine.config import EngineConfig
 from vlm_engine.grammar import GrammarMatcher
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
+from vlm_engine.models.checking import free_memory
 from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
 
@@ -191,14 +192,6 @@ def _num_blocks(model: VisionLanguageModel, config: EngineConfig) -> int:
     spec = model.spec
     per_token = bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
     longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
-    affordable = int(_free_memory(spec.device) * config.kv_cache_memory) // per_token
+    affordable = int(free_memory(spec.device) * config.kv_cache_memory) // per_token
     num_tokens = min(affordable, config.max_num_seqs * longest)
     return max(1, num_tokens // config.block_size)
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
