@@ -109,8 +109,8 @@ class ModelRunner:
                 lambda: self._timed(self._forward, plan), lambda: self._timed(self._encode_all, plan)
             )
             return replace(result, encode_ms=encode_ms, forward_ms=forward_ms, beside=True)
-        _, encode_ms = self._timed(self._encode_all, plan)
-        result, forward_ms = self._timed(self._forward, plan)
+        _, encode_ms = self._timed(self._encode_all, plan) if plan.encodes else (None, 0.0)
+        result, forward_ms = self._timed(self._forward, plan) if plan.chunks else (StepResult(), 0.0)
         return replace(result, encode_ms=encode_ms, forward_ms=forward_ms)
 
     @torch.inference_mode()
@@ -125,8 +125,6 @@ class ModelRunner:
             self._encode(item)
 
     def _forward(self, plan: StepPlan) -> StepResult:
-        if not plan.chunks:
-            return StepResult()
         device = self.model.spec.device
         batch = build_batch(
             plan.chunks,
