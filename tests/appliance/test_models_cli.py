@@ -71,6 +71,10 @@ def test_other_tensors_than_the_family_has_are_refused_by_name(tmp_path: Path, c
     else:
         tensors.pop("model.norm.weight")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    name = "has unknown tensors .*extra.weight" if change == "more" else "lacks tensors .*model.norm.weight"
+    name = (
+        "has 1 unknown tensors: .*extra.weight"
+        if change == "more"
+        else "lacks 1 tensors: .*model.norm.weight"
+    )
     with pytest.raises(ModelLoadError, match=name):
         Engine(EngineConfig(str(folder), device="cpu", kv_cache_tokens=64))

@@ -128,11 +128,11 @@ def resolve_device(name: str) -> torch.device:
 def _load_weights(config: EngineConfig, family: Family, device: torch.device) -> Any:
     dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
     model, info = family.stock.from_pretrained(config.model, dtype=dtype, output_loading_info=True)
-    for what, key in (("lacks", "missing_keys"), ("has unknown", "unexpected_keys")):
+    for what, key in (("lacks {} tensors", "missing_keys"), ("has {} unknown tensors", "unexpected_keys")):
         names = sorted(info[key])
         if names:
             listed = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-            raise ModelLoadError(f"{config.model}: the checkpoint {what} tensors ({len(names)}): {listed}")
+            raise ModelLoadError(f"{config.model}: the checkpoint {what.format(len(names))}: {listed}")
     text = model.config.get_text_config()
     _check_layers(config.model, text)
     model.set_attn_implementation(register() if text is model.config else {"text_config": register()})
