@@ -30,15 +30,21 @@ class SideThread:
         )
         self._pool = ThreadPoolExecutor(1, "encoder", lambda: self._set_threads(1))
 
+    def narrow(self, main: Callable[[], Main]) -> Main:
+        """Run something on all threads but the side thread's, which others on the machine may need."""
+        self._set_threads(self._num_threads - 1)
+        try:
+            return main()
+        finally:
+            self._set_threads(self._num_threads)
+
     def run(self, main: Callable[[], Main], side: Callable[[], Side]) -> tuple[Main, Side]:
         """Run both and wait for both; what the first of them raised is raised."""
         future = self._pool.submit(side)
-        self._set_threads(self._num_threads - 1)
         try:
-            result = main()
+            result = self.narrow(main)
         finally:
             wait([future])
-            self._set_threads(self._num_threads)
         return result, future.result()
 
     def close(self) -> None:

@@ -173,6 +173,7 @@ class TimeBudget:
         self._start_ms = self.model.step_ms(StepWork())
         self._overruns: set[str] = set()
         self._is_in_time = False
+        self._has_interactive = False
 
     @property
     def predicted_ms(self) -> float:
@@ -196,6 +197,7 @@ class TimeBudget:
         self._reset(now)
         decoding = [s for s in running if s.is_interactive and s.is_decoding]
         starting = [s for s in (*running, *waiting) if s.is_interactive and not s.is_decoding]
+        self._has_interactive = bool(decoding or starting)
         self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
         residual_ms = self.model.residual_ms
         self.allowance_ms = min(IDLE_SHARE * self.targets.chat_ttft_ms, longest_ms)
@@ -289,14 +291,18 @@ class TimeBudget:
 
     def _tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What tokens add to the forward pass."""
-        beside = self.model.runs_beside and self._slices.num_slices > 0
-        alone_ms = self.model.step_ms(_step_work(sequence, num_tokens), beside=beside)
+        alone_ms = self.model.step_ms(_step_work(sequence, num_tokens), wide=self._is_wide)
         # why: the model is linear, so that pieces add up, but a step starts only once
         return alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
 
     def _with_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
         """What the step will take with slices ``[first, last)`` of the image as well."""
         return self._together_ms(self._steps_ms, self._slices_ms + self._own_slices_ms(image, first, last))
+
+    @property
+    def _is_wide(self) -> bool:
+        """Whether the forward pass may take all threads: without chats, and without slices beside it."""
+        return self.model.runs_beside and not (self._has_interactive or self._slices.num_slices)
 
     def _own_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
         beside = self.model.runs_beside and self._steps.num_tokens > 0

@@ -18,8 +18,8 @@ MANY_OUTLIERS = 3
 KNOWN = 32
 SWEEPS = 8
 RIDGE = 1e-9
-# What a forward pass and encoder slices start from beside each other, as multiples of what they take alone.
-BESIDE_STEP, BESIDE_SLICE = 1.3, 1.8
+# What a forward pass on all threads, and slices beside one, start from, as multiples of what is known.
+WIDE_STEP, BESIDE_SLICE = 0.75, 1.8
 LEAST_WEIGHT_MS = 0.1
 KEPT_ERRORS = 33
 RESTORED_TRUST = 0.1
@@ -273,7 +273,7 @@ def _nonnegative(
 class CostModel:
     """Predicts steps and encoder slices of one model on one device.
 
-    Steps and slices that run beside each other, on threads of their own, have models of their own, which
+    Steps without chats that take all threads, and slices beside a step, have models of their own, which
     start from what either takes alone.
 
     Args:
@@ -299,29 +299,29 @@ class CostModel:
         self.step = step or LinearModel(self._start[0])
         self.encoder = encoder or LinearModel(self._start[1])
         self.speed = MachineSpeed()
-        self.step_beside = LinearModel(self.step.weights)
+        self.step_wide = LinearModel(self.step.weights)
         self.encoder_beside = LinearModel(self.encoder.weights)
 
-    def step_ms(self, work: StepWork, *, beside: bool = False) -> float:
-        """Predicted milliseconds of a forward pass; `beside` encoder slices that run at the same time."""
-        return self.speed.factor * self._step_model(beside).predict(work.features())
+    def step_ms(self, work: StepWork, *, wide: bool = False) -> float:
+        """Predicted milliseconds of a forward pass; `wide` on threads too that are else left to others."""
+        return self.speed.factor * self._step_model(wide).predict(work.features())
 
     def slice_ms(self, work: SliceWork, *, beside: bool = False) -> float:
         """Predicted milliseconds of some encoder slices; `beside` a forward pass."""
         return self.speed.factor * self._slice_model(beside).predict(work.features())
 
-    def learn_step(self, work: StepWork, measured_ms: float, *, beside: bool = False) -> None:
+    def learn_step(self, work: StepWork, measured_ms: float, *, wide: bool = False) -> None:
         """Learn from a forward pass that was measured."""
-        self._learn(self._step_model(beside), work.features(), measured_ms)
+        self._learn(self._step_model(wide), work.features(), measured_ms)
 
     def learn_slices(self, work: SliceWork, measured_ms: float, *, beside: bool = False) -> None:
         """Learn from encoder slices that were measured."""
         self._learn(self._slice_model(beside), work.features(), measured_ms)
 
-    def _step_model(self, beside: bool) -> LinearModel:
-        if beside and not self.step_beside.num_learned:
-            self.step_beside = LinearModel([BESIDE_STEP * weight for weight in self.step.weights])
-        return self.step_beside if beside else self.step
+    def _step_model(self, wide: bool) -> LinearModel:
+        if wide and not self.step_wide.num_learned:
+            self.step_wide = LinearModel([WIDE_STEP * weight for weight in self.step.weights])
+        return self.step_wide if wide else self.step
 
     def _slice_model(self, beside: bool) -> LinearModel:
         if beside and not self.encoder_beside.num_learned:
@@ -338,14 +338,14 @@ class CostModel:
     def residual_ms(self) -> float:
         """What a plan keeps free because predictions err."""
         if self.runs_beside:
-            models = (self.step, self.step_beside, self.encoder_beside)
+            models = (self.step, self.encoder_beside)
             return self.speed.factor * max(model.residual_ms for model in models)
         return self.speed.factor * (self.step.residual_ms + self.encoder.residual_ms)
 
     @property
     def step_error(self) -> float:
-        """Median relative error of the last predictions of steps, alone and beside slices."""
-        return median_error(self.step, self.step_beside)
+        """Median relative error of the last predictions of steps, with chats and without."""
+        return median_error(self.step, self.step_wide)
 
     @property
     def slice_error(self) -> float:

@@ -290,8 +290,8 @@ class Engine:
         model = self.cost_model
         if plan.chunks:
             work = plan.step_work
-            self.metrics.steps.add(result.forward_ms, model.step_ms(work, beside=result.beside))
-            model.learn_step(work, result.forward_ms, beside=result.beside)
+            self.metrics.steps.add(result.forward_ms, model.step_ms(work, wide=result.wide))
+            model.learn_step(work, result.forward_ms, wide=result.wide)
         if plan.encodes:
             slices = plan.slice_work
             self.metrics.slices.add(result.encode_ms, model.slice_ms(slices, beside=result.beside))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vlm_engine.cost_model import CostModel, SliceWork, StepWork
 
-SPARE = 1.25
+SPARE = 1.4
 WHOLE = 0.95
 FRESH = 0.7
 

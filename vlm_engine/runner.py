@@ -35,6 +35,7 @@ class StepResult:
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
         beside: Whether both ran at the same time.
+        wide: Whether the forward pass took the thread too that is else left to the encoder and to others.
     """
 
     token_ids: dict[str, int] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class StepResult:
     encode_ms: float = 0.0
     forward_ms: float = 0.0
     beside: bool = False
+    wide: bool = False
 
 
 class ModelRunner:
@@ -110,8 +112,21 @@ class ModelRunner:
             )
             return replace(result, encode_ms=encode_ms, forward_ms=forward_ms, beside=True)
         _, encode_ms = self._timed(self._encode_all, plan) if plan.encodes else (None, 0.0)
-        result, forward_ms = self._timed(self._forward, plan) if plan.chunks else (StepResult(), 0.0)
+        result, forward_ms = self._forward_alone(plan) if plan.chunks else (StepResult(), 0.0)
         return replace(result, encode_ms=encode_ms, forward_ms=forward_ms)
+
+    def _forward_alone(self, plan: StepPlan) -> tuple[StepResult, float]:
+        """Without slices beside it.
+
+        why: a team waits for its slowest thread, which the machine may hold up for long (the front and its
+        clients compute as well); what people wait for takes no core that it would have to fight for.
+        """
+        if self._side is None:
+            return self._timed(self._forward, plan)
+        if any(chunk.sequence.is_interactive for chunk in plan.chunks):
+            return self._side.narrow(lambda: self._timed(self._forward, plan))
+        result, forward_ms = self._timed(self._forward, plan)
+        return replace(result, wide=True), forward_ms
 
     @torch.inference_mode()
     def _timed(self, run: Callable[[StepPlan], Result], plan: StepPlan) -> tuple[Result, float]:

@@ -202,8 +202,8 @@ class Scheduler:
     def _serve(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
         """Give each its part in order; who cannot start holds up only those that wait behind it.
 
-        Of background work a prompt starts when those before it are done: two that are half done would
-        hold twice the memory, and a third that is more urgent would find no slot.
+        Of background work a prompt starts when those before it are done, or leave the encoder's thread
+        idle: more that are half done would hold more memory, and an urgent one would find no slot.
         """
         is_blocked = False
         for sequence in sequences:
@@ -213,7 +213,13 @@ class Scheduler:
                 stalls = self._admit(sequence, draft)
                 is_blocked = sequence.status is Status.WAITING
                 draft.stalled.update(stalls)
-            is_blocked |= not sequence.is_interactive and not draft.completes(sequence)
+            is_behind = draft.completes(sequence) or self._leaves_encoder(sequence)
+            is_blocked |= not sequence.is_interactive and not is_behind
+
+    def _leaves_encoder(self, sequence: Sequence) -> bool:
+        left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
+        is_encoded = all(self.encoder_cache.is_ready(image.digest) for image in left)
+        return self.encodes_beside and bool(sequence.placeholders) and is_encoded
 
     def _extend(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""

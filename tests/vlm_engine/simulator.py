@@ -23,8 +23,8 @@ from vlm_engine.turn_queue import TurnQueue
 # Milliseconds of a 2-core machine with the 210 M model of the benchmarks, as `StepWork.features`.
 STEP_TRUTH = (14.0, 38.0, 6.0, 3.0, 9.0)
 ENCODER_TRUTH = (0.4, 9.0, 22.0, 30.0, 8.0)
-# What steps and slices take beside each other, of what they take alone on two cores.
-STEP_BESIDE, SLICE_BESIDE = 1.3, 1.7
+# What steps take on all cores, and slices beside a step, of what they take else.
+STEP_WIDE, SLICE_BESIDE = 0.7, 1.7
 
 
 @cache
@@ -195,13 +195,16 @@ class Simulator:
         ]
         step_work, slice_work = plan.step_work, plan.slice_work
         beside = self.truth.runs_beside and bool(plan.chunks and plan.encodes)
-        step_ms = self.truth.step_ms(step_work) * (STEP_BESIDE if beside else 1)
+        wide = (
+            self.truth.runs_beside and not beside and not any(c.sequence.is_interactive for c in plan.chunks)
+        )
+        step_ms = self.truth.step_ms(step_work) * (STEP_WIDE if wide else 1)
         slice_ms = self.truth.slice_ms(slice_work) * (SLICE_BESIDE if beside else 1)
-        predicted_ms = self._predict(step_work, slice_work, beside)
+        predicted_ms = self._predict(step_work, slice_work, beside, wide)
         residual_ms = self.cost.residual_ms
         decodes = [c.work for c in plan.chunks if c.sequence.is_interactive and c.sequence.is_decoding]
         decodes_ms = self.cost.step_ms(sum(decodes, StepWork()))
-        self._learn(step_work, step_ms, slice_work, slice_ms, beside)
+        self._learn(step_work, step_ms, slice_work, slice_ms, beside=beside, wide=wide)
         total_ms = max(step_ms, slice_ms) if beside else step_ms + slice_ms
         started, self.now = self.now, self.now + total_ms / 1e3
         self.busy_s += total_ms / 1e3
@@ -231,17 +234,23 @@ class Simulator:
         assert chat.last_token_s is not None
         return 1e3 * (self.now - chat.last_token_s) - self.targets.chat_itl_ms
 
-    def _predict(self, step_work: StepWork, slice_work: SliceWork, beside: bool) -> float:
-        step_ms = self.cost.step_ms(step_work, beside=beside) if step_work.num_tokens else 0.0
+    def _predict(self, step_work: StepWork, slice_work: SliceWork, beside: bool, wide: bool) -> float:
+        step_ms = self.cost.step_ms(step_work, wide=wide) if step_work.num_tokens else 0.0
         slice_ms = self.cost.slice_ms(slice_work, beside=beside)
         return max(step_ms, slice_ms) if beside else step_ms + slice_ms
 
     def _learn(
-        self, step_work: StepWork, step_ms: float, slice_work: SliceWork, slice_ms: float, beside: bool
+        self,
+        step_work: StepWork,
+        step_ms: float,
+        slice_work: SliceWork,
+        slice_ms: float,
+        beside: bool,
+        wide: bool,
     ) -> None:
         if step_ms:
-            self.errors.append(abs(self.cost.step_ms(step_work, beside=beside) - step_ms) / step_ms)
-            self.cost.learn_step(step_work, step_ms, beside=beside)
+            self.errors.append(abs(self.cost.step_ms(step_work, wide=wide) - step_ms) / step_ms)
+            self.cost.learn_step(step_work, step_ms, wide=wide)
         if slice_ms:
             self.cost.learn_slices(slice_work, slice_ms, beside=beside)
 
