@@ -15,6 +15,8 @@ from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
 CHAT_CHUNK = 64
+# A chat's prompt is spread over so much of the time to its first token, beside chats that decode.
+CHAT_PACE = 0.6
 # Without a chat a step takes so much of the time to a first token: who comes then waits for its end.
 IDLE_SHARE = 0.5
 
@@ -182,7 +184,7 @@ class TimeBudget:
 
     def _together_ms(self, steps_ms: float, slices_ms: float) -> float:
         """A forward pass and slices in one step: one after the other, or both at once."""
-        both_ms = max(steps_ms, slices_ms) if self.model.runs_beside else steps_ms + slices_ms
+        both_ms = max(steps_ms, slices_ms) if self._is_shared else steps_ms + slices_ms
         return self._turn_ms + both_ms
 
     def begin(
@@ -210,6 +212,12 @@ class TimeBudget:
         self._steps = sum((_step_work(chat, 1) for chat in decoding), StepWork())
         self._steps_ms = self.model.step_ms(self._steps) if decoding else 0.0
         self._pace_ms = self._background_allowance_ms
+        self._chat_pace_ms = self.allowance_ms
+        if decoding and starting:
+            patience_s = CHAT_PACE * self.targets.chat_ttft_ms / 1e3
+            share = needed_share(map(_owed_to, starting), now, patience_s, self.model)
+            paced = paced_ms(share, self._steps_ms)
+            self._chat_pace_ms = min(self.allowance_ms, math.inf if paced is None else self._steps_ms + paced)
         if (decoding or starting) and owed:
             patience_s = self.targets.background_ttft_ms / 1e3
             share = needed_share(owed(), now, patience_s, self.model)
@@ -274,10 +282,10 @@ class TimeBudget:
     def _pace_of(self, sequence: Sequence) -> float:
         """How long the step may get for the sequence as long as nothing presses.
 
-        why: background work that would be done in time with less of each step leaves the rest to the
-        chats; the least piece is given even so, if it fits the allowance.
+        why: prompts that would be done in time with less of each step leave the rest to the chats that
+        decode; the least piece is given even so, if it fits the allowance.
         """
-        return self.allowance_ms if sequence.is_interactive else self._pace_ms
+        return self._chat_pace_ms if sequence.is_interactive else self._pace_ms
 
     def _slice_pace_of(self, sequence: Sequence) -> float:
         """The same for slices; beside a forward pass they are in no hurry to outlast it."""
@@ -291,7 +299,9 @@ class TimeBudget:
 
     def _tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What tokens add to the forward pass."""
-        alone_ms = self.model.step_ms(_step_work(sequence, num_tokens), wide=self._is_wide)
+        alone_ms = self.model.step_ms(
+            _step_work(sequence, num_tokens), wide=self.model.runs_beside and not self._has_interactive
+        )
         # why: the model is linear, so that pieces add up, but a step starts only once
         return alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
 
@@ -300,12 +310,12 @@ class TimeBudget:
         return self._together_ms(self._steps_ms, self._slices_ms + self._own_slices_ms(image, first, last))
 
     @property
-    def _is_wide(self) -> bool:
-        """Whether the forward pass may take all threads: without chats, and without slices beside it."""
-        return self.model.runs_beside and not (self._has_interactive or self._slices.num_slices)
+    def _is_shared(self) -> bool:
+        """Whether slices run beside the forward pass: where chats would wait for them."""
+        return self.model.runs_beside and self._has_interactive
 
     def _own_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
-        beside = self.model.runs_beside and self._steps.num_tokens > 0
+        beside = self._is_shared and self._steps.num_tokens > 0
         return self.model.slice_ms(image.work(first, last), beside=beside)
 
     def _overrun_ms(self, sequence: Sequence) -> float | None:
@@ -396,6 +406,14 @@ def _step_work(sequence: Sequence, num_tokens: int) -> StepWork:
     start = sequence.num_computed_tokens
     end = start + num_tokens
     return chunk_work(start, end, samples=end == sequence.num_tokens)
+
+
+def _owed_to(chat: Sequence) -> Owed:
+    """What a chat's prompt has left; of its pictures all, encoded or not."""
+    start, end = chat.num_computed_tokens, chat.num_tokens
+    images = chat.images_between(start, end)
+    slices = sum((image.work(0, len(image.slices)) for image in images), SliceWork())
+    return Owed(chat.arrival_s, None, chunk_work(start, end, samples=True), slices)
 
 
 def _largest(high: int, fits: Callable[[int], bool]) -> int:

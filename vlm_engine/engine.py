@@ -305,7 +305,7 @@ class Engine:
         parts_ms = [steps.last_predicted_ms] * bool(plan.chunks) + [slices.last_predicted_ms] * bool(
             plan.encodes
         )
-        together = max if self.runner.encodes_beside else sum
+        together = max if self.runner.encodes_beside and plan.has_interactive else sum
         self.tracer.add(plan, times, together(parts_ms or [0.0]), self._allowance_ms)
 
     @property

@@ -101,6 +101,11 @@ class StepPlan:
         return list({sequence.request_id: sequence for sequence in all_of_them}.values())
 
     @property
+    def has_interactive(self) -> bool:
+        """Whether somebody waits for one of the chunks."""
+        return any(chunk.sequence.is_interactive for chunk in self.chunks)
+
+    @property
     def is_empty(self) -> bool:
         """Whether the step has nothing to compute."""
         return not self.chunks and not self.encodes

@@ -106,7 +106,7 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Encode, run the forward pass, sample; measures both parts."""
         self.forget_images(plan.evicted)
-        if self._side is not None and plan.encodes and plan.chunks:
+        if self._side is not None and plan.encodes and plan.has_interactive:
             (result, forward_ms), (_, encode_ms) = self._side.run(
                 lambda: self._timed(self._forward, plan), lambda: self._timed(self._encode_all, plan)
             )
@@ -123,7 +123,7 @@ class ModelRunner:
         """
         if self._side is None:
             return self._timed(self._forward, plan)
-        if any(chunk.sequence.is_interactive for chunk in plan.chunks):
+        if plan.has_interactive:
             return self._side.narrow(lambda: self._timed(self._forward, plan))
         result, forward_ms = self._timed(self._forward, plan)
         return replace(result, wide=True), forward_ms

@@ -194,7 +194,7 @@ class Simulator:
             e.sequence for e in plan.encodes if not e.first and e.sequence.has_expired(self.now)
         ]
         step_work, slice_work = plan.step_work, plan.slice_work
-        beside = self.truth.runs_beside and bool(plan.chunks and plan.encodes)
+        beside = self.truth.runs_beside and bool(plan.encodes) and plan.has_interactive
         wide = (
             self.truth.runs_beside and not beside and not any(c.sequence.is_interactive for c in plan.chunks)
         )

@@ -84,3 +84,17 @@ def test_under_load_background_work_gets_all_that_chats_leave() -> None:
     paced, hasty = simulate(1.5, 4000.0), simulate(1.5, 1.0)
     assert len(frames(paced)) >= 0.95 * len(frames(hasty)) > 20
     assert percentile(paced.gaps_ms, 0.99) <= 90.0 + paced.cost.residual_ms
+
+
+def test_a_chats_prompt_is_spread_over_the_time_to_its_first_token() -> None:
+    """Others decode meanwhile: their gaps stay short, and the first token is in time."""
+    gaps = {}
+    for ttft_ms in (300.0, 30.0):
+        sim = Simulator(truth=FAST, chat_itl_ms=90.0, chat_ttft_ms=ttft_ms)
+        sim.at(0.0, lambda sim=sim: sim.chat(max_tokens=1500))  # type: ignore[misc]
+        for number in range(40):
+            sim.at(0.5 + number / 2, lambda sim=sim: sim.chat(num_prompt=150, max_tokens=8))  # type: ignore[misc]
+        sim.run(20.0)
+        gaps[ttft_ms] = percentile(sim.gaps_ms, 0.99)
+        assert percentile(sim.ttfts_ms, 0.9) < 300.0
+    assert gaps[300.0] < 0.7 * gaps[30.0]
