@@ -23,6 +23,8 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLConfig,
@@ -172,6 +174,27 @@ def tiny_qwen2_5_vl(folder: Path, *, dtype: str = "float32", seed: int = 0) -> P
     _write_tokenizer(folder, tokenizer)
     image = {"patch_size": 14, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
     _write_processors(folder, "Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor", image)
+    return folder
+
+
+def tiny_qwen2_vl(folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
+    """Write a Qwen2-VL checkpoint (own head, QKV bias, layer norms in its tower) and return its folder.
+
+    One image token covers 28x28 pixels.
+    """
+    tokenizer = qwen_tokenizer()
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    vision = {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2}
+    config = Qwen2VLConfig(
+        text_config=_text_config(tokenizer, rope_parameters=rope),
+        vision_config=vision | {"patch_size": 14},
+        tie_word_embeddings=False,
+        **_token_ids(tokenizer),
+    )
+    _write_model(folder, Qwen2VLForConditionalGeneration(config), tokenizer, dtype, seed)
+    _write_tokenizer(folder, tokenizer)
+    image = {"patch_size": 14, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+    _write_processors(folder, "Qwen2VLProcessor", "Qwen2VLVideoProcessor", image)
     return folder
 
 

@@ -45,6 +45,14 @@ def qwen2_5_vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen2_vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight Qwen2-VL (one image token is 28x28 pixels)."""
+    from tests.checkpoints import tiny_qwen2_vl
+
+    return tiny_qwen2_vl(tmp_path_factory.mktemp("qwen2_vl"))
+
+
+@pytest.fixture(scope="session")
 def smolvlm_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random-weight SmolVLM2 (an image is 3 or 5 tiles of 9 tokens)."""
     from tests.checkpoints import tiny_smolvlm

@@ -8,7 +8,13 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-FAMILIES = ("qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "smolvlm_checkpoint", "idefics3_checkpoint")
+FAMILIES = (
+    "qwen3_vl_checkpoint",
+    "qwen2_5_vl_checkpoint",
+    "qwen2_vl_checkpoint",
+    "smolvlm_checkpoint",
+    "idefics3_checkpoint",
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

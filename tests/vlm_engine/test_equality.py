@@ -13,7 +13,13 @@ from vlm_engine import Engine
 
 ONE_PASS = 4096
 BLOCK = 16
-FAMILIES = ["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "smolvlm_checkpoint", "idefics3_checkpoint"]
+FAMILIES = [
+    "qwen3_vl_checkpoint",
+    "qwen2_5_vl_checkpoint",
+    "qwen2_vl_checkpoint",
+    "smolvlm_checkpoint",
+    "idefics3_checkpoint",
+]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -38,6 +38,7 @@ needs_kernels = pytest.mark.skipif(bool(REASON), reason=REASON)
 FAMILIES = [
     "qwen3_vl_checkpoint",
     "qwen2_5_vl_checkpoint",
+    "qwen2_vl_checkpoint",
     "smolvlm_checkpoint",
     "llama_checkpoint",
     "qwen3_checkpoint",

@@ -9,7 +9,9 @@ from vlm_engine.models.qwen_prompt import rotary_positions
 IMAGE = 9
 
 
-@pytest.mark.parametrize("checkpoint", ["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint"])
+@pytest.mark.parametrize(
+    "checkpoint", ["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "qwen2_vl_checkpoint"]
+)
 @pytest.mark.parametrize(
     ("texts", "grids"),
     [

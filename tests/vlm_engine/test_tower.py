@@ -16,7 +16,9 @@ from vlm_engine.slices import TowerLayout, cut, joined, segments_between
 GRIDS = [(1, 4, 4), (1, 10, 14), (1, 18, 22), (2, 6, 8)]
 
 
-@pytest.fixture(scope="module", params=["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint"])
+@pytest.fixture(
+    scope="module", params=["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "qwen2_vl_checkpoint"]
+)
 def model(request: pytest.FixtureRequest) -> Any:
     folder: Path = request.getfixturevalue(request.param)
     return load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))

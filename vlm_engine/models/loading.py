@@ -43,6 +43,7 @@ FAMILIES: dict[str, Family] = {
     "idefics3": Family(SmolVLMPrompts, smolvlm),
     "llama": Family(TextPrompts, text_model, AutoModelForCausalLM),
     "qwen2_5_vl": Family(QwenPrompts, QwenVL),
+    "qwen2_vl": Family(QwenPrompts, QwenVL),
     "qwen3": Family(TextPrompts, text_model, AutoModelForCausalLM),
     "qwen3_vl": Family(QwenPrompts, QwenVL),
     "smolvlm": Family(SmolVLMPrompts, smolvlm),

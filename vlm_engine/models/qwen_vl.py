@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL: m-RoPE, a tower with merged patches, DeepStack where the model has it."""
+"""Qwen2-VL, Qwen2.5-VL, Qwen3-VL: m-RoPE, a tower with merged patches, DeepStack where the model has it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,8 +19,8 @@ class QwenVL:
     """Adapter of the Qwen-VL families over the stock transformers model.
 
     Args:
-        model: ``Qwen2_5_VLForConditionalGeneration`` or ``Qwen3VLForConditionalGeneration`` whose
-            decoder uses the paged attention.
+        model: ``Qwen2VLForConditionalGeneration``, ``Qwen2_5_VL…`` or ``Qwen3VL…``, whose decoder uses
+            the paged attention.
         prompts: What reads conversations for it.
         spec: The model's numbers.
     """

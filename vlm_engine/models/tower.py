@@ -57,7 +57,7 @@ class EncoderState:
 
 
 class QwenTower:
-    """Runs a Qwen2.5-VL or Qwen3-VL tower in slices.
+    """Runs the tower of Qwen2-VL, Qwen2.5-VL or Qwen3-VL in slices.
 
     Args:
         visual: The stock tower.
