@@ -7,15 +7,15 @@ text and on the order of both: an engine that loses a token, a position or an im
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import pre_tokenizers
 from transformers import (
     Idefics3Config,
     Idefics3ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -33,82 +33,18 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-VOCAB_SIZE = 400
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+from tests.tiny_tokenizers import (
+    CHAT_TEMPLATE,
+    INTERN_CHAT_TEMPLATE,
+    SMOL_CHAT_TEMPLATE,
+    SMOL_TOKENS,
+    TEXT_CHAT_TEMPLATE,
+    TILE_MARKERS,
+    intern_tokenizer,
+    qwen_tokenizer,
+    smol_tokenizer,
 )
-TRAINING_LINES = (
-    "Describe this camera frame in one or two short sentences.",
-    "Detected: 2 person (left, middle), 1 car (right).",
-    "Two people are walking on the left, and a red car is parked on the right.",
-    "What is happening in this picture? Is anybody there?",
-    "It is night and the street is empty. You are a helpful assistant.",
-    "system user assistant",
-)
-CHAT_TEMPLATE = """
-{%- for message in messages -%}
-{{ '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string -%}
-{{ message.content }}
-{%- else -%}
-{%- for part in message.content -%}
-{%- if part.type == 'image' -%}
-{{ '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- elif part.type == 'video' -%}
-{{ '<|vision_start|><|video_pad|><|vision_end|>' }}
-{%- else -%}
-{{ part.text }}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{ '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\\n' }}
-{%- endif -%}
-"""
-# why: as those on the hub, whose templates leave out a content that is no list
-SMOL_CHAT_TEMPLATE = """
-<|im_start|>
-{%- for message in messages -%}
-{{ message['role'] | capitalize }}{{ ':' if message['content'][0]['type'] == 'image' else ': ' }}
-{%- for part in message['content'] -%}
-{%- if part['type'] == 'text' -%}
-{{ part['text'] }}
-{%- elif part['type'] == 'image' -%}
-{{ '<image>' }}
-{%- endif -%}
-{%- endfor -%}
-{{ '<end_of_utterance>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ 'Assistant:' }}
-{%- endif -%}
-"""
-# why: as those of text models, which take a string only
-TEXT_CHAT_TEMPLATE = """
-{%- for message in messages -%}
-{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\\n' }}
-{%- endif -%}
-"""
-SMOL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<fake_token_around_image>",
-    "<image>",
-    "<end_of_utterance>",
-)
-TILE_MARKERS = ("<global-img>", *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)))
+
 DEEPSTACK_LAYERS = [0, 2]
 TEXT_CONFIG = {
     "hidden_size": 64,
@@ -118,6 +54,12 @@ TEXT_CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
+}
+TILE_VISION_CONFIG = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
 }
 VISION_CONFIG = {
     "depth": 4,
@@ -226,6 +168,29 @@ def tiny_idefics3(folder: Path, *, dtype: str = "float32", seed: int = 0, split:
     return folder
 
 
+def tiny_internvl(
+    folder: Path, *, dtype: str = "float32", seed: int = 0, decoder: str = "qwen2", **vision: Any
+) -> Path:
+    """Write an InternVL checkpoint (class token, any of several decoders) and return its folder.
+
+    An image becomes three or four tiles and a picture of the whole, each 24x24 pixels and 9 tokens.
+    `vision` changes its tower's configuration.
+    """
+    tokenizer, side = intern_tokenizer(), 24
+    tile = {"image_size": side, "patch_size": 4, "attention_bias": True}
+    config = InternVLConfig(
+        text_config={"model_type": decoder} | _text_config(tokenizer, head_dim=16),
+        vision_config=TILE_VISION_CONFIG | tile | vision,
+        image_token_id=tokenizer.context_image_token_id,
+        image_seq_length=9,
+        tie_word_embeddings=False,
+    )
+    _write_model(folder, InternVLForConditionalGeneration(config), tokenizer, dtype, seed)
+    _write_tokenizer(folder, tokenizer, INTERN_CHAT_TEMPLATE)
+    _write_intern_processors(folder, side=side, num_tokens=9)
+    return folder
+
+
 def tiny_llama(folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
     """Write a text-only Llama checkpoint and return its folder."""
     tokenizer = qwen_tokenizer()
@@ -240,32 +205,6 @@ def tiny_qwen3(folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
     return _write_text_model(folder, Qwen3ForCausalLM(config), tokenizer, dtype, seed)
 
 
-def qwen_tokenizer() -> Qwen2Tokenizer:
-    """A byte-level BPE of 400 tokens: English words of a scene are merged, every other script is bytes."""
-    return _trained(SPECIAL_TOKENS, "<|im_end|>", TRAINING_LINES)
-
-
-def smol_tokenizer(special_tokens: Sequence[str]) -> PreTrainedTokenizerFast:
-    """The same for the families with tiles; markers that are no tokens are at least merged."""
-    lines = (*TRAINING_LINES, "User: Assistant:", *TILE_MARKERS)
-    base = _trained(special_tokens, "<end_of_utterance>", lines)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=base.backend_tokenizer,
-        bos_token="<|im_start|>",
-        eos_token="<end_of_utterance>",
-        pad_token="<|im_end|>",
-        extra_special_tokens=list(special_tokens),
-    )
-
-
-def _trained(special_tokens: Sequence[str], eos_token: str, lines: Sequence[str]) -> Qwen2Tokenizer:
-    alphabet = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    base = Qwen2Tokenizer(
-        vocab=alphabet, merges=[], eos_token=eos_token, extra_special_tokens=list(special_tokens)
-    )
-    return base.train_new_from_iterator([lines], VOCAB_SIZE)
-
-
 def _text_config(tokenizer: Qwen2Tokenizer, **more: Any) -> dict[str, Any]:
     ids = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": None}
     return TEXT_CONFIG | {"vocab_size": len(tokenizer)} | ids | more
@@ -274,14 +213,7 @@ def _text_config(tokenizer: Qwen2Tokenizer, **more: Any) -> dict[str, Any]:
 def _smol_config(
     tokenizer: PreTrainedTokenizerFast, *, image_size: int, patch_size: int, scale_factor: int
 ) -> dict[str, Any]:
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "image_size": image_size,
-        "patch_size": patch_size,
-    }
+    vision = TILE_VISION_CONFIG | {"image_size": image_size, "patch_size": patch_size}
     return {
         "text_config": {"model_type": "llama"} | _text_config(tokenizer, head_dim=16),
         "vision_config": vision,
@@ -320,8 +252,10 @@ def _write_model(
 def _random_like(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(weight.shape, generator=generator)
     if weight.ndim == 1:
-        centre = 1.5 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0 if "norm" in name else 0.0
-        return (centre if name.endswith("weight") else 0.0) + 0.1 * noise
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            return 1.5 + 0.1 * noise
+        is_scale = "norm" in name and name.endswith("weight")
+        return (1.0 if is_scale or "lambda" in name else 0.0) + 0.1 * noise
     if name.endswith(("embed_tokens.weight", "lm_head.weight")):
         return 0.3 * noise
     # why: far above the 0.02 of a fresh model, so that attention and MLPs move the residual stream and the
@@ -372,6 +306,17 @@ def _write_smol_processors(folder: Path, family: str, *, side: int, num_tokens: 
         folder / "processor_config.json",
         {"image_seq_len": num_tokens, "processor_class": f"{family}Processor"},
     )
+
+
+def _write_intern_processors(folder: Path, *, side: int, num_tokens: int) -> None:
+    named = {"processor_class": "InternVLProcessor"}
+    shared = named | {"size": {"height": side, "width": side}}
+    tiles = {"crop_to_patches": True, "min_patches": 3, "max_patches": 4}
+    image = shared | tiles | {"image_processor_type": "GotOcr2ImageProcessor"}
+    _write_json(folder / "preprocessor_config.json", image)
+    video = shared | {"video_processor_type": "InternVLVideoProcessor"}
+    _write_json(folder / "video_preprocessor_config.json", video)
+    _write_json(folder / "processor_config.json", named | {"image_seq_length": num_tokens})
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

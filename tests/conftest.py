@@ -69,6 +69,14 @@ def idefics3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def internvl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight InternVL (an image is 4 or 5 tiles of 9 tokens)."""
+    from tests.checkpoints import tiny_internvl
+
+    return tiny_internvl(tmp_path_factory.mktemp("internvl"))
+
+
+@pytest.fixture(scope="session")
 def llama_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random-weight text-only Llama."""
     from tests.checkpoints import tiny_llama

@@ -1,6 +1,6 @@
 """What `transformers` itself answers, to hold the engine against, and how to run the engine beside it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,21 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from vlm_engine import Engine, EngineConfig, GenerationRequest, SamplingParams, TokenEvent
-from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.models import ModelSpec, VisionLanguageModel, load_model
 from vlm_engine.models.base import ImageEncoder
-from vlm_engine.models.smolvlm import TileTower
+from vlm_engine.models.internvl import InternVLParts
+from vlm_engine.models.smolvlm import SiglipParts
+from vlm_engine.models.tile_tower import TileParts, TileTower
 from vlm_engine.models.tower import QwenTower
 from vlm_engine.sequence import Placeholder
+from vlm_engine.slices import Slice
 
 Part = str | Image.Image
+TILES: dict[str, Callable[[Any, ModelSpec], TileParts]] = {
+    "smolvlm": SiglipParts,
+    "idefics3": SiglipParts,
+    "internvl": InternVLParts,
+}
 MIN_LEAD = 1e-4
 
 
@@ -64,20 +72,19 @@ class Family:
         processor = AutoProcessor.from_pretrained(folder)
         stock = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
         model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
-        vision = stock.config.vision_config
-        scale = getattr(vision, "spatial_merge_size", None) or stock.config.scale_factor
-        return cls(stock.config.model_type, vision.patch_size * scale, processor, stock, model)
+        return cls(stock.config.model_type, _token_side(stock.config), processor, stock, model)
 
     @property
     def has_tiles(self) -> bool:
         """Whether a picture is resized and becomes several images to the engine."""
-        return self.name in {"smolvlm", "idefics3"}
+        return self.name in TILES
 
     def tower(self, rows_per_slice: int) -> ImageEncoder:
         """The vision tower with slices of another size."""
+        spec = self.model.spec
         if self.has_tiles:
-            return TileTower(self.stock.model, self.model.spec, rows_per_slice)
-        return QwenTower(self.stock.model.visual, self.model.spec, rows_per_slice)
+            return TileTower(TILES[self.name](self.stock.model, spec), spec, rows_per_slice)
+        return QwenTower(self.stock.model.visual, spec, rows_per_slice)
 
     def engine(self, **limits: Any) -> Engine:
         config = EngineConfig(
@@ -106,6 +113,17 @@ class Family:
         assert (best[:, 0] - best[:, 1]).min() > MIN_LEAD, f"{case.name}: a token is not clear"
         token_ids: list[int] = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         return token_ids
+
+
+def _token_side(config: Any) -> int:
+    patch = config.vision_config.patch_size
+    scales = (
+        getattr(config.vision_config, "spatial_merge_size", None),
+        getattr(config, "scale_factor", None),
+        1 / getattr(config, "downsample_ratio", 1),
+    )
+    side = patch if isinstance(patch, int) else patch[0]
+    return side * int(next(scale for scale in scales if scale))
 
 
 def run(engine: Engine, cases: Iterable[Case], *, every: int = 0) -> dict[str, list[int]]:
@@ -149,3 +167,23 @@ def tight_limits(engine: Engine, cases: Iterable[Case]) -> dict[str, int]:
     longest = max(prompt_length(engine, case) + case.num_tokens for case in cases)
     num_image = max(sum(image.length for image in images_of(engine, case)) for case in cases)
     return {"kv_cache_tokens": 2 * longest, "encoder_cache_tokens": num_image}
+
+
+def stock_features(family: Family, image: Image.Image) -> torch.Tensor:
+    """Embeddings of all tiles of an image by the stock model of a family with tiles."""
+    inputs = family.processor.image_processor(images=[image], return_tensors="pt")
+    masks = [inputs[name] for name in ("pixel_attention_mask",) if name in inputs]
+    with torch.inference_mode():
+        output = family.stock.model.get_image_features(inputs["pixel_values"], *masks)
+    return torch.cat(list(output.pooler_output))
+
+
+def sliced_features(family: Family, image: Image.Image, rows: int, lost: Slice | None = None) -> torch.Tensor:
+    """The same by the sliced tower, one slice left out if `lost` is one."""
+    prompt = family.model.prompts.prepare(Case("x", (image,)).messages)
+    tower, features = family.tower(rows), []
+    for tile in prompt.images:
+        state = tower.start(tile)
+        tower.run(state, [part for part in tower.slices(tile) if part != lost])
+        features += tower.features(state)
+    return torch.cat(features)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.checkpoints import qwen_tokenizer
+from tests.tiny_tokenizers import qwen_tokenizer
 from tests.vlm_engine.test_engine import Poisoned, ask, make_engine, picture
 from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, TokenEvent
 from vlm_engine.models import VisionLanguageModel, load_model

@@ -14,6 +14,7 @@ FAMILIES = (
     "qwen2_vl_checkpoint",
     "smolvlm_checkpoint",
     "idefics3_checkpoint",
+    "internvl_checkpoint",
 )
 
 

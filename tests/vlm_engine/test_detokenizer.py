@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tests.checkpoints import qwen_tokenizer
+from tests.tiny_tokenizers import qwen_tokenizer
 from vlm_engine.detokenizer import MAX_WINDOW, Detokenizer
 
 FFFD = "\ufffd"

@@ -40,6 +40,7 @@ FAMILIES = [
     "qwen2_5_vl_checkpoint",
     "qwen2_vl_checkpoint",
     "smolvlm_checkpoint",
+    "internvl_checkpoint",
     "llama_checkpoint",
     "qwen3_checkpoint",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints import qwen_tokenizer
+from tests.tiny_tokenizers import qwen_tokenizer
 from tests.vlm_engine.test_answers import answer, answers, wish
 from tests.vlm_engine.test_engine import make_engine, picture
 from vlm_engine import EngineConfig, RequestError, StructuredOutput

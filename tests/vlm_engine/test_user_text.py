@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoProcessor
 
-from tests import checkpoints
+from tests import checkpoints, tiny_tokenizers
 from tests.vlm_engine.test_engine import picture
 from vlm_engine import EngineConfig
 from vlm_engine.models import PromptPreparer, load_prompts
@@ -124,8 +124,8 @@ def test_a_text_with_marks_is_tokenized_as_one_without(
 def test_whatever_is_written(pieces: list[str]) -> None:
     from vlm_engine.models.user_text import UserText
 
-    tokenizer = checkpoints.qwen_tokenizer()
-    tokenizer.chat_template = checkpoints.TEXT_CHAT_TEMPLATE
+    tokenizer = tiny_tokenizers.qwen_tokenizer()
+    tokenizer.chat_template = tiny_tokenizers.TEXT_CHAT_TEMPLATE
     user_text, text = UserText(tokenizer), "".join(pieces)
     rendered = user_text.render([{"role": "user", "content": text}])
     ids = user_text.restored(tokenizer(rendered.text)["input_ids"], rendered)

@@ -13,6 +13,8 @@ from vlm_engine.attention import register
 from vlm_engine.config import EngineConfig
 from vlm_engine.errors import ModelLoadError, UnsupportedModel
 from vlm_engine.models.base import ModelSpec, PromptPreparer, VisionLanguageModel
+from vlm_engine.models.internvl import internvl
+from vlm_engine.models.internvl_prompt import InternVLPrompts
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.qwen_vl import QwenVL
 from vlm_engine.models.smolvlm import smolvlm
@@ -41,6 +43,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "idefics3": Family(SmolVLMPrompts, smolvlm),
+    "internvl": Family(InternVLPrompts, internvl),
     "llama": Family(TextPrompts, text_model, AutoModelForCausalLM),
     "qwen2_5_vl": Family(QwenPrompts, QwenVL),
     "qwen2_vl": Family(QwenPrompts, QwenVL),

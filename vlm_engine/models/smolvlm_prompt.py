@@ -4,18 +4,17 @@ Every tile is an image of its own to the engine, a run of image tokens between m
 may end in any tile, and the tiles before it need not be encoded again.
 """
 
-import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vlm_engine.errors import ModelLoadError, RequestError
-from vlm_engine.models.base import ImageInput, PreparedPrompt
+from vlm_engine.models.base import PreparedPrompt
 from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
 from vlm_engine.models.processing import ProcessorCall, run_starts
+from vlm_engine.models.tiles import tile_digest, tile_inputs
 from vlm_engine.request import Message
 from vlm_engine.sequence import Placeholder
 
@@ -55,7 +54,8 @@ class SmolVLMPrompts:
         refuse_reserved_text(messages, self._reserved)
         digests = [image_digest(image) for image, _ in collect_images(messages)]
         ids, inputs = self._process([_in_parts(message) for message in messages])
-        images = tile_inputs(inputs.get("pixel_values"), self._patch, self._scale)
+        pixels = inputs.get("pixel_values")
+        images = tile_inputs(None if pixels is None else pixels[0], self._patch, self._scale)
         starts = run_starts(ids, self._image_token_id)
         tiles = self._tiles(ids, starts)
         if len(tiles) != len(images) or len({image for image, _ in tiles}) != len(digests):
@@ -75,35 +75,6 @@ class SmolVLMPrompts:
             is_next_image = between.count(self._marker_id) > 1
             tiles.append((image + 1, 0) if is_next_image else (image, tile + 1))
         return tiles
-
-
-def tile_digest(image: bytes, tile: int) -> bytes:
-    """Digest of one tile of an image, from the image's digest and the tile's number."""
-    return hashlib.sha256(image + b"%d" % tile).digest()
-
-
-def tile_inputs(pixels: Tensor | None, patch: int, scale: int) -> tuple[ImageInput, ...]:
-    """Tiles as patches, the ``scale * scale`` patches of an image token together, row by row.
-
-    invariant: tiles are full, since both processors resize an image to whole tiles; so no pixel
-    mask is read.
-
-    Args:
-        pixels: ``[1, num_tiles, channels, height, width]``; None for no image.
-        patch: Pixels of a patch's side; what is left over at the right and below is not read.
-        scale: Patches of an image token's side.
-
-    Returns:
-        For each tile ``[rows * columns, channels * patch * patch]``.
-    """
-    if pixels is None:
-        return ()
-    num_tiles, channels, height, width = pixels.shape[1:]
-    rows, columns = height // patch, width // patch
-    cut = pixels[0, :, :, : rows * patch, : columns * patch]
-    parts = cut.reshape(num_tiles, channels, rows // scale, scale, patch, columns // scale, scale, patch)
-    patches = parts.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(num_tiles, rows * columns, -1)
-    return tuple(ImageInput(tile, (1, rows, columns)) for tile in patches)
 
 
 def _in_parts(message: Message) -> Message:

@@ -1,4 +1,4 @@
-"""SmolVLM and Idefics3: tiles, their slices and positions, reserved text, odd pictures, hub files."""
+"""Families that cut images into tiles: slices, positions, reserved text, odd pictures, hub files."""
 
 import json
 from collections.abc import Callable
@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionConfig, Idefics3VisionEmbeddings
 
 from tests.checkpoints import tiny_idefics3, tiny_smolvlm
-from tests.vlm_engine.reference import Case, Family, images_of, run
+from tests.vlm_engine.reference import Case, Family, images_of, run, sliced_features, stock_features
 from vlm_engine import EngineConfig
 from vlm_engine.errors import ModelLoadError
 from vlm_engine.models import load_model
-from vlm_engine.models.smolvlm import TileTower, learned_positions
-from vlm_engine.slices import Slice
+from vlm_engine.models.smolvlm import learned_positions
+from vlm_engine.models.tile_tower import TileTower
 
 MAKERS: dict[str, Callable[..., Path]] = {"smolvlm": tiny_smolvlm, "idefics3": tiny_idefics3}
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=[*MAKERS, "internvl"])
 def family(request: pytest.FixtureRequest) -> Family:
     return Family.load(request.getfixturevalue(f"{request.param}_checkpoint"))
 
@@ -31,23 +30,6 @@ def unsplit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The picture of the whole alone, as when the checkpoint's splitting is switched off."""
     folder = tmp_path_factory.mktemp("unsplit")
     return Family.load(MAKERS[request.param](folder, split=False))
-
-
-def stock_features(family: Family, image: Image.Image) -> torch.Tensor:
-    inputs = family.processor.image_processor(images=[image], return_tensors="pt")
-    with torch.inference_mode():
-        output = family.stock.model.get_image_features(inputs["pixel_values"], inputs["pixel_attention_mask"])
-    return torch.cat(output.pooler_output)
-
-
-def sliced_features(family: Family, image: Image.Image, rows: int, lost: Slice | None = None) -> torch.Tensor:
-    prompt = family.model.prompts.prepare(Case("x", (image,)).messages)
-    tower, features = family.tower(rows), []
-    for tile in prompt.images:
-        state = tower.start(tile)
-        tower.run(state, [part for part in tower.slices(tile) if part != lost])
-        features += tower.features(state)
-    return torch.cat(features)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 30, 10_000])
