@@ -9,12 +9,21 @@ from typing import Any
 
 import msgspec
 
-from appliance.jobs import Description, EventChange, Timings
+from appliance.jobs import Description, EventChange, Quality, Timings
 from appliance.model_names import shown_model_name
 
 Body = dict[str, Any]
 
-_ANSWER = ("described_at", "prompt", "description", "error", "model", "timings")
+_ANSWER = (
+    "described_at",
+    "prompt",
+    "description",
+    "error",
+    "model",
+    "timings",
+    "quality",
+    "num_replaced",
+)
 _COURSE = ("state", "num_changes", "changed_at", "zones")
 
 
@@ -42,5 +51,6 @@ def changed(body: Body | None, change: EventChange) -> Body | None:
     fields["num_changes"] = fields.pop("num") + 1
     if body is not None:
         return body | {name: fields[name] for name in _COURSE}
-    answer = dict.fromkeys(_ANSWER) | {"prompt": "", "model": "", "timings": msgspec.to_builtins(Timings())}
+    answer = dict.fromkeys(_ANSWER) | {"prompt": "", "model": "", "num_replaced": 0}
+    answer |= {"timings": msgspec.to_builtins(Timings()), "quality": msgspec.to_builtins(Quality())}
     return {"id": fields.pop("event_id"), "object": "event"} | fields | answer
