@@ -57,8 +57,9 @@ class _Client:
             self._spread(idle_s, period_s / 2)
             self.num_left, self.period_s = len(piece_ms), period_s
             self.round_ms, self.done_ms, self.started_s = max(sum(piece_ms), 1e-3), 0.0, asked_s
-            # why: who comes back in time is owed its rate, who was away has nothing to claim
-            self.due_s = self.due_s if asked_s - self.due_s <= period_s else asked_s
+            # why: who comes back in time is owed its rate, who was away has nothing to claim, and what was
+            # given while there was room is not taken back later
+            self.due_s = min(self.due_s, asked_s + period_s) if asked_s - self.due_s <= period_s else asked_s
             self.ends_s = self.due_s + period_s
         self.piece_ms, self.asked_s = piece_ms, asked_s
 
@@ -156,7 +157,7 @@ class TurnQueue:
         """The turn that the step has room for, or that the floor asks for; nothing is booked yet."""
         if not self._waiting:
             return None
-        client = min(self._waiting.values(), key=lambda waiting: (waiting.ends_s, waiting.number))
+        client = min(self._waiting.values(), key=lambda waiting: (waiting.due_s > now, waiting.ends_s))
         piece_ms, margin_ms = list(accumulate(client.piece_ms)), self.cost.residual_ms
         predicted_ms = [self.cost.predict(_features(ms)) for ms in piece_ms]
         num_fitting = budget.fit_turn([ms + margin_ms for ms in predicted_ms])

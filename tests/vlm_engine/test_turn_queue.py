@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.vlm_engine.builders import make_sequence
@@ -159,6 +159,25 @@ def test_who_was_away_has_nothing_to_claim() -> None:
     assert turn.num_pieces == 1
 
 
+def test_what_was_given_while_there_was_room_is_not_taken_back() -> None:
+    """An hour of ten rounds a second, then no room at all: the floor holds from the first second on."""
+    queue = make_queue(1)
+    for tick in range(36_000):
+        queue.ask(1, [5.0], asked_s=tick / 10)
+        turn = take(queue, 1000.0, tick / 10)
+        assert turn is not None
+        queue.finish(turn, 5.0, tick / 10)
+    num_before = queue.stats().num_rounds
+    for tick in range(360_000, 361_000):
+        now = tick / 100
+        if not queue.is_waiting:
+            queue.ask(1, [5.0], asked_s=now)
+        turn = take(queue, 0.0, now + 0.005)
+        if turn is not None:
+            queue.finish(turn, 5.0, now)
+    assert queue.stats().num_rounds - num_before >= FLOOR * 10 - 1
+
+
 def test_the_round_that_must_end_first_is_first() -> None:
     queue = make_queue(1, 2, 3)
     for client, asked_s in ((3, 0.0), (1, 0.1), (2, 0.2)):
@@ -272,7 +291,18 @@ asks = st.tuples(
 )
 
 
+def longest_wait_s(pieces: list[float]) -> float:
+    """Rounds come at the floor's rate, or as often as its share of the time allows."""
+    return max(1 / FLOOR, 1.2 * (1.0 + 1.1 * sum(pieces)) / 1e3 / FLOOR_SHARE)
+
+
 @settings(max_examples=100, deadline=None)
+@example(
+    steps=[((0, [ms], pause_s), 2.0 * ms, False) for ms, pause_s in ((1, 0.25), (1, 0.25), (0, 0.125))]
+    + [((0, [0.0], 0.25), 0.0, False)] * 2,
+    has_chats=False,
+    idle_s=0.0,
+)
 @given(
     steps=st.lists(st.tuples(asks, st.floats(0, 200), st.booleans()), max_size=60),
     has_chats=st.booleans(),
@@ -295,7 +325,7 @@ def test_for_any_wishes_and_any_room(
         turn = take(queue, room_ms, now, has_chats=has_chats)
         assert queue.is_waiting == (len(waiting) > (turn is not None))
         if turn is None:
-            assert all(now - asked_s < 1 / FLOOR for _, asked_s in waiting.values())
+            assert all(now - asked_s < longest_wait_s(pieces) for pieces, asked_s in waiting.values())
             continue
         wished, asked_s = waiting.pop(turn.client)
         assert 1 <= turn.num_pieces <= len(wished)
