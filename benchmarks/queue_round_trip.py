@@ -3,7 +3,8 @@
     python benchmarks/queue_round_trip.py [--jobs 500] [--rate 50] [--size 100000] [--url redis://…]
 
 Writes one JSON object to standard output; times in milliseconds, by the clock that both processes share.
-`steady` is at the given rate; `as_fast_as_possible` fills the queue, so its way is mostly waiting.
+`steady` is at the given rate; `as_fast_as_possible` fills the queue, so its way is mostly waiting. `plain` is
+what the server, the client library and this machine take without a queue: one XADD to one XREAD that waits.
 """
 
 import argparse
@@ -14,26 +15,57 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 
-from queues import EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig
+from queues import EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig, connect, connect_async
 
+PLAIN = "benchmark:plain"
 CONFIG = QueueConfig(stream="benchmark:jobs", when_full="wait", max_bytes=64 * 2**20)
 
 
 def produce(url: str, jobs: int, rate: float, size: int) -> None:
     """Put `jobs` jobs, `rate` a second (0: as fast as it goes); prints the times of the puts."""
-    put_ms = []
     with JobProducer(url, CONFIG) as producer:
-        start = time.monotonic()
-        for number in range(jobs):
-            if rate:
-                time.sleep(max(0.0, start + number / rate - time.monotonic()))
-            body = os.urandom(size)
-            before = time.time()
-            producer.put(Job(f"{os.getpid()}-{number}", "cam", body, created_at=before))
-            put_ms.append((time.time() - before) * 1000)
+        _paced(jobs, rate, size, producer.put)
+
+
+def produce_plain(url: str, jobs: int, rate: float, size: int) -> None:
+    """The same by a bare XADD."""
+    with connect(url, CONFIG) as client:
+        _paced(
+            jobs,
+            rate,
+            size,
+            lambda job: client.xadd(PLAIN, {"at": repr(job.created_at), "body": job.body}, maxlen=16),
+        )
+
+
+def _paced(jobs: int, rate: float, size: int, put: Callable[[Job], object]) -> None:
+    put_ms = []
+    start = time.monotonic()
+    for number in range(jobs):
+        if rate:
+            time.sleep(max(0.0, start + number / rate - time.monotonic()))
+        body = os.urandom(size)
+        before = time.time()
+        put(Job(f"{os.getpid()}-{number}", "cam", body, created_at=before))
+        put_ms.append((time.time() - before) * 1000)
     json.dump(put_ms, sys.stdout)
+
+
+async def consume_plain(url: str, jobs: int) -> tuple[list[float], list[float]]:
+    """The ms from before each XADD until after its XREAD."""
+    way_ms: list[float] = []
+    client, last_id = connect_async(url, CONFIG), "0-0"
+    while len(way_ms) < jobs:
+        for _, entries in await client.xread({PLAIN: last_id}, block=4000):
+            for entry_id, fields in entries:
+                way_ms.append((time.time() - float(fields[b"at"])) * 1000)
+                last_id = entry_id
+    await client.delete(PLAIN)
+    await client.aclose()
+    return way_ms, []
 
 
 async def consume(url: str, jobs: int) -> tuple[list[float], list[float]]:
@@ -57,20 +89,27 @@ def summary(values: list[float]) -> dict[str, float]:
     return {name: round(ordered[round(share * (len(ordered) - 1))], 3) for name, share in picked.items()}
 
 
-def measure(url: str, jobs: int, rate: float, size: int) -> dict[str, object]:
+def measure(url: str, jobs: int, rate: float, size: int, kind: str = "queue") -> dict[str, object]:
     """One run: the three times, and jobs a second."""
-    command = [sys.executable, __file__, "--produce", "--url", url]
+    command = [sys.executable, __file__, "--produce", kind, "--url", url]
     options = ["--jobs", str(jobs), "--rate", str(rate), "--size", str(size)]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE) as producer:
         start = time.monotonic()
-        way_ms, finish_ms = asyncio.run(consume(url, jobs))
+        way_ms, finish_ms = asyncio.run((consume if kind == "queue" else consume_plain)(url, jobs))
         seconds = time.monotonic() - start
         assert producer.stdout
         put_ms = json.load(producer.stdout)
     times = {"put_ms": put_ms, "put_to_take_ms": way_ms, "finish_ms": finish_ms}
-    return {name: summary(values) for name, values in times.items()} | {
+    return {name: summary(values) for name, values in times.items() if values} | {
         "jobs_per_s": round(jobs / seconds, 1)
     }
+
+
+def _commit() -> str:
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
 
 
 def main() -> None:
@@ -79,13 +118,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=500)
     parser.add_argument("--rate", type=float, default=50.0)
     parser.add_argument("--size", type=int, default=100_000)
-    parser.add_argument("--produce", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--produce", choices=("queue", "plain"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.produce:
-        return produce(options.url, options.jobs, options.rate, options.size)
+        run = produce if options.produce == "queue" else produce_plain
+        return run(options.url, options.jobs, options.rate, options.size)
     with nullcontext() if options.url else EmbeddedServer() as server:
         url = options.url or server.url
         steady = measure(url, options.jobs, options.rate, options.size)
+        plain = measure(url, options.jobs, options.rate, options.size, "plain")
         burst = measure(url, options.jobs, 0, options.size)
     report = {
         "jobs": options.jobs,
@@ -93,6 +134,8 @@ def main() -> None:
         "rate_per_s": options.rate,
         "steady": steady,
         "as_fast_as_possible": burst,
+        "plain": plain,
+        "commit": _commit(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "load_1m": round(os.getloadavg()[0], 2),

@@ -208,23 +208,25 @@ class JobConsumer:
         return self._hold([delivery for delivery in found if delivery.entry_id not in self._held])
 
     async def _take(self, max_jobs: int, hold: Collection[str], left_s: float) -> list[Delivery]:
-        answer = await self._link.run(scripts.TAKE, self.name, max_jobs, *hold)
+        arguments: tuple[Argument, ...] = (max_jobs, *hold)
+        found = self._taken(await self._link.run(scripts.TAKE, self.name, *arguments))
+        if found or not left_s:
+            return found
+        # why: it sleeps until a job comes (also one since the last look), or silent workers are due.
+        due_s = max(0.001, self._next_claim - time.monotonic())
+        block_ms = _milliseconds(min(left_s, self.config.max_block_s, due_s))
+        answer = await self._link.run_when_told(
+            self.config.wake, self._last_wake, block_ms, scripts.TAKE, self.name, *arguments
+        )
+        return self._taken(answer)
+
+    def _taken(self, answer: Any) -> list[Delivery]:
         if answer is None:
             return []
         now_ms, found, waits, expired, self._last_wake = answer
         self.waits_s = dict(_waits(waits))
         self.expired_s += _waits(expired)
-        if not found and left_s:
-            await self._wait_for_put(left_s)
         return self._hold([_delivery(entry_id, flat, 1, now_ms, ms) for entry_id, flat, ms in found])
-
-    async def _wait_for_put(self, left_s: float) -> None:
-        """Sleep until a job comes (also one since the last look), or silent workers are due."""
-        due_s = max(0.001, self._next_claim - time.monotonic())
-        block_ms = _milliseconds(min(left_s, self.config.max_block_s, due_s))
-        await self._link.ask(
-            lambda: self._link.reads.xread({self.config.wake: self._last_wake}, block=block_ms)
-        )
 
     def _hold(self, deliveries: list[Delivery]) -> list[Delivery]:
         now = time.monotonic()

@@ -65,8 +65,7 @@ class Link:
 
     async def run(self, script: str, consumer: str, *arguments: Argument) -> Any:
         """The answer of a script of `queues.scripts`; errors as in `ask`."""
-        call = self._scripts.get(script) or self.commands.register_script(script)
-        self._scripts[script] = call
+        call = self._script(script)
         return await self.ask(lambda: call(self.config.keys, [self.config.group, consumer, *arguments]))
 
     async def ask(self, action: Callable[[], Awaitable[T]]) -> T | None:
@@ -84,6 +83,53 @@ class Link:
             return None
         self.outage.good()
         return answer
+
+    async def run_when_told(
+        self,
+        stream: str,
+        last_id: bytes | str,
+        block_ms: int,
+        script: str,
+        consumer: str,
+        *arguments: Argument,
+    ) -> Any:
+        """The answer of a script that runs once `stream` has more than `last_id`, or `block_ms` are over.
+
+        Errors as in `ask`. If nobody reads the answer any more, the script may have run all the same.
+
+        why: both are sent at once and the server holds the second back until the first is through, so that
+        what comes is answered without another round trip.
+        """
+        call, keys, own = self._script(script), self.config.keys, [self.config.group, consumer, *arguments]
+        told = ("XREAD", "BLOCK", block_ms, "STREAMS", stream, last_id)
+
+        async def run() -> Any:
+            try:
+                return await self._both(told, ("EVALSHA", call.sha, len(keys), *keys, *own))
+            except redis.exceptions.NoScriptError:
+                return await call(keys, own)
+
+        return await self.ask(run)
+
+    async def _both(self, first: tuple[Argument, ...], second: tuple[Argument, ...]) -> Any:
+        """The answer to the second of two commands that are sent at once."""
+        pool = self.reads.connection_pool
+        connection = await pool.get_connection()  # type: ignore[no-untyped-call]
+        try:
+            await connection.send_packed_command(connection.pack_commands([first, second]))
+            await connection.read_response()
+            return await connection.read_response()
+        except redis.ResponseError:
+            # invariant: no answer is left behind for who comes next.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await pool.release(connection)
+
+    def _script(self, script: str) -> Any:
+        call = self._scripts.get(script) or self.commands.register_script(script)
+        self._scripts[script] = call
+        return call
 
     async def poll(self, attempt: Callable[[float], Awaitable[list[T]]], block_ms: float) -> list[T]:
         """Call `attempt(seconds left)` until it yields something or `block_ms` are over.

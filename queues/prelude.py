@@ -15,10 +15,14 @@ BOOKS = """
 local stream, counts, dead, results, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local group, consumer = ARGV[1], ARGV[2]
 
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
+-- why: asked once; a script is one moment.
+local time
+local function now_us()
+  time = time or redis.call('TIME')
+  return time[1] * 1000000 + time[2]
 end
+
+local function now_ms() return math.floor(now_us() / 1000) end
 
 local function own(name) return '{' .. stream .. '}:' .. name end
 
@@ -69,11 +73,13 @@ local turns, loads, slots = own('turns'), own('loads'), own('slots')
 
 local function line(key) return own('line:' .. key) end
 
-local function next_place()
-  local time = redis.call('TIME')
-  local last = tonumber(redis.call('HGET', counts, 'place')) or 0
+local function place_after(last)
   -- why: a number becomes text with 14 digits otherwise, and a place has 16.
-  local place = string.format('%.0f', math.max(time[1] * 1000000 + time[2], last + 1))
+  return string.format('%.0f', math.max(now_us(), (tonumber(last) or 0) + 1))
+end
+
+local function next_place()
+  local place = place_after(redis.call('HGET', counts, 'place'))
   redis.call('HSET', counts, 'place', place)
   return place
 end
@@ -85,14 +91,17 @@ local function join(key, entry_id, size, slot, place)
   redis.call('HSET', slots, entry_id, slot)
 end
 
+-- Returns whether others of the key still wait.
 local function leave(key, entry_id, size)
   redis.call('ZREM', line(key), entry_id)
   redis.call('HDEL', slots, entry_id)
-  redis.call('HINCRBY', loads, key, 0 - size)
-  if redis.call('EXISTS', line(key)) == 0 then
-    redis.call('ZREM', turns, key)
-    redis.call('HDEL', loads, key)
+  if redis.call('EXISTS', line(key)) == 1 then
+    redis.call('HINCRBY', loads, key, 0 - size)
+    return true
   end
+  redis.call('ZREM', turns, key)
+  redis.call('HDEL', loads, key)
+  return false
 end
 
 local function drop_waiting(key, entry_id, reason)

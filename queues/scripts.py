@@ -32,7 +32,8 @@ if length == 0 then
   redis.call('HSET', counts, 'bytes', 0)
   forget_lines()
 end
-local bytes = tonumber(redis.call('HGET', counts, 'bytes') or 0)
+local books = redis.call('HMGET', counts, 'bytes', 'place')
+local bytes = tonumber(books[1] or 0)
 
 -- The slot's jobs that this one replaces, and the places of all of them.
 local replaced, kept, places = {}, {}, {}
@@ -60,12 +61,13 @@ redis.call('SET', state_key(job_id), token, 'PX', ARGV[11])
 count('put', 1)
 
 -- invariant: who replaces a waiting job takes its place, and the key keeps its turn: being new costs neither.
-local place, num_replaced = next_place(), 0
+local place, num_replaced = place_after(books[2]), 0
+redis.call('HSET', counts, 'place', place)
 if #replaced > 0 then
   for i, entry_id in ipairs(kept) do redis.call('ZADD', line(key), places[i], entry_id) end
   place = places[#kept + 1]
 end
-local turn = redis.call('ZSCORE', turns, key)
+local turn = #replaced > 0 and redis.call('ZSCORE', turns, key)
 for _, entry_id in ipairs(replaced) do
   local old, size = drop_waiting(key, entry_id, 'replaced')
   num_replaced = num_replaced + 1 + (old and tonumber(old.num_replaced) or 0)
@@ -101,7 +103,7 @@ local entry_id = redis.call('XADD', stream, '*', 'job_id', job_id, 'key', key, '
   'num_replaced', num_replaced, 'body', body)
 count('bytes', #body)
 join(key, entry_id, #body, slot, place)
-if #replaced > 0 and turn then redis.call('ZADD', turns, turn, key) end
+if turn then redis.call('ZADD', turns, turn, key) end
 redis.call('XADD', wake, 'MAXLEN', 1, '*', 'key', key)
 return 1
 """
@@ -121,8 +123,11 @@ if redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis
   reindex()
 end
 
+-- The turns as they stand, read again after each change.
+local order
 local function next_key()
-  for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+  order = order or redis.call('ZRANGE', turns, 0, -1)
+  for _, key in ipairs(order) do
     if not passed[key] then return key end
   end
 end
@@ -138,20 +143,21 @@ while key and #found < max_jobs do
     drop_waiting(key, entry_id, 'expired')
     expired[#expired + 1], expired[#expired + 2] = key, wait_of(place)
   else
-    leave(key, entry_id, #job.body)
+    local has_more = leave(key, entry_id, #job.body)
     if is_done(job.job_id) then
       remove(entry_id, #job.body)
       count('duplicates', 1)
     else
       redis.call('XCLAIM', stream, group, consumer, 0, entry_id, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
-      redis.call('ZADD', turns, 'XX', next_place(), key)
+      if has_more then redis.call('ZADD', turns, next_place(), key) end
       found[#found + 1] = {entry_id, entry[2], wait_of(place)}
     end
   end
+  order = nil
   key = next_key()
 end
 
-for _, other in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+for _, other in ipairs(order) do
   local head = redis.call('ZRANGE', line(other), 0, 0, 'WITHSCORES')
   waits[#waits + 1], waits[#waits + 2] = other, wait_of(head[2])
 end

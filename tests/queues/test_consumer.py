@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+import redis
 
 from queues import EmbeddedServer, JobConsumer, JobProducer, ResultReader
 from tests.queues.helpers import FAST, die, drain, make_job, raw_client, wait_until_async
@@ -35,6 +36,47 @@ async def test_take_waits_for_the_first_job_only(producer: JobProducer, consumer
     await asyncio.sleep(0.1)
     await asyncio.to_thread(producer.put, make_job("a"))
     assert len(await taking) == 1
+
+
+async def _wait_until_blocked(client: redis.Redis, number: int) -> None:
+    await wait_until_async(lambda: client.info("clients")["blocked_clients"] == number)
+
+
+@pytest.mark.parametrize("loss", ["scripts", "group"])
+async def test_what_the_server_forgets_while_a_worker_waits(
+    loss: str, server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
+) -> None:
+    """The script that waits behind the worker's read may be unknown by its turn, and so may the group."""
+    with raw_client(server) as client:
+        taking = asyncio.create_task(consumer.take(1, block_ms=20_000))
+        await _wait_until_blocked(client, 1)
+        if loss == "scripts":
+            client.script_flush()
+        else:
+            client.xgroup_destroy(FAST.stream, FAST.group)
+        await asyncio.to_thread(producer.put, make_job("a"))
+        [delivery] = await taking
+        assert delivery.job.job_id == "a"
+        assert await consumer.finish(delivery, b"result")
+        assert (await consumer.status()).is_idle
+
+
+async def test_a_cancelled_take_takes_nothing_later(
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
+) -> None:
+    """The take that the server holds back ends with the connection of who asked for it."""
+    config = replace(FAST, max_block_s=20.0)
+    with raw_client(server) as client:
+        async with JobConsumer(server.url, config) as cancelled:
+            taking = asyncio.create_task(cancelled.take(1, block_ms=20_000))
+            await _wait_until_blocked(client, 1)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+            await _wait_until_blocked(client, 0)
+            producer.put(make_job("a"))
+            [delivery] = await consumer.take(1, block_ms=20_000)
+            assert delivery.times_delivered == 1
 
 
 async def test_finish_stores_one_result(
