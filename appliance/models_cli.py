@@ -23,6 +23,10 @@ def check(
     model: Annotated[str, typer.Argument(metavar="DIR_OR_NAME", help="A checkpoint folder or a hub name.")],
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quantization: Annotated[str, typer.Option(help="none, or int8 weights.")] = "none",
+    kv_cache_tokens: Annotated[
+        int | None, typer.Option(help="Size of the KV cache, as in the settings.")
+    ] = None,
 ) -> None:
     """Tell a checkpoint's family, size and needs without loading it; exit code 1 if it does not fit."""
     with readable_errors():
@@ -31,7 +35,13 @@ def check(
         from vlm_engine.models.checking import check_checkpoint
 
         try:
-            config = EngineConfig(model, dtype=dtype, device=device)  # type: ignore[arg-type]
+            config = EngineConfig(
+                model,
+                dtype=dtype,  # type: ignore[arg-type]
+                device=device,
+                quantization=quantization,  # type: ignore[arg-type]
+                kv_cache_tokens=kv_cache_tokens,
+            )
         except ValueError as error:
             raise SettingsError(str(error)) from None
         report = check_checkpoint(config)
@@ -46,12 +56,12 @@ def _lines(report: "CheckpointReport") -> list[tuple[str, str]]:
     images = [f"{name} {count}" for name, count in report.image_tokens.items() if count is not None]
     return [
         ("family", report.family),
-        ("parameters", f"{report.num_parameters / 1e6:,.1f} million"),
-        ("weights", f"{report.weight_bytes / GIB:.2f} GiB in {report.dtype}"),
+        ("parameters", f"{report.num_parameters / 1e6:,.1f} million in {report.dtype}"),
         ("KV cache", f"{report.kv_bytes_per_token:,} bytes a token"),
         ("context", f"{report.max_model_len:,} tokens"),
         ("image tokens", ", ".join(images) or "reads no images"),
-        ("free memory", f"{report.free_bytes / GIB:.1f} GiB"),
+        ("memory", str(report.needs)),
+        ("free memory", f"{report.free_bytes / GIB:.2f} GiB"),
         ("fits", _verdict(report)),
     ]
 
@@ -59,7 +69,4 @@ def _lines(report: "CheckpointReport") -> list[tuple[str, str]]:
 def _verdict(report: "CheckpointReport") -> str:
     if report.fits:
         return f"yes, with room for {report.num_cache_tokens:,} tokens in the KV cache"
-    size = {"float32": 4}.get(report.dtype, 2)
-    most = report.free_bytes * 0.8 / size / 1e6
-    hint = "; try --dtype bfloat16" if report.dtype == "float32" else ""
-    return f"no; about {most:,.0f} million parameters would fit in {report.dtype}{hint}"
+    return f"no; {report.advice}"

@@ -6,6 +6,7 @@ from typing import Literal, get_args
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulerKind = Literal["latency", "static"]
 CpuKernels = Literal["auto", "native", "torch"]
+Quantization = Literal["none", "int8"]
 EncodeRoad = Literal["auto", "between", "beside"]
 
 
@@ -36,6 +37,8 @@ class EngineConfig:
     Args:
         model: Directory of a Hugging Face checkpoint, or its hub name.
         dtype: Element type of the weights; ``auto`` takes the checkpoint's.
+        quantization: ``int8`` keeps the weights of the decoder's linear layers in eight bits, with a scale
+            for each of their rows, by torchao; ``none`` keeps them in `dtype`.
         device: ``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes CUDA where there is one.
         max_model_len: Longest prompt and output together, in tokens; None takes the model's.
         block_size: Tokens a KV block; on CUDA 256 lets attention read the cache in place.
@@ -73,6 +76,7 @@ class EngineConfig:
 
     model: str
     dtype: DType = "auto"
+    quantization: Quantization = "none"
     device: str = "auto"
     max_model_len: int | None = None
     block_size: int = 16
@@ -107,6 +111,7 @@ class EngineConfig:
             raise ValueError(f"chat_kv_reserve: must be at least 0 and below 1, not {self.chat_kv_reserve}")
         kinds = (
             ("dtype", DType),
+            ("quantization", Quantization),
             ("scheduler", SchedulerKind),
             ("cpu_kernels", CpuKernels),
             ("encode", EncodeRoad),

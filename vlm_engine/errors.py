@@ -7,7 +7,8 @@
     │   ├── PromptTooLong       more tokens than the model or the KV cache holds
     │   └── ImageRejected       an image that cannot be read or encoded
     ├── ModelLoadError          a checkpoint that cannot be loaded
-    │   └── UnsupportedModel    a family without an adapter
+    │   ├── UnsupportedModel    a family without an adapter
+    │   └── NotEnoughMemory     a checkpoint that does not fit beside its caches
     ├── GateError               detectors cannot be let in to share the device
     └── EngineStopped           the engine was closed or its loop died
 """
@@ -44,6 +45,10 @@ class ModelLoadError(EngineError):
 
 class UnsupportedModel(ModelLoadError):
     """A checkpoint of a family that has no adapter; the message lists those that have."""
+
+
+class NotEnoughMemory(ModelLoadError):
+    """A checkpoint that does not fit; the message says what is needed, what is there, and what would fit."""
 
 
 class GateError(EngineError):

@@ -15,7 +15,7 @@ from vlm_engine.config import EngineConfig
 from vlm_engine.grammar import GrammarMatcher
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
-from vlm_engine.models.checking import free_memory
+from vlm_engine.models.free_memory import free_memory
 from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
 
@@ -199,12 +199,13 @@ def _side_thread(model: VisionLanguageModel, config: EngineConfig) -> SideThread
 
 
 def _num_blocks(model: VisionLanguageModel, config: EngineConfig) -> int:
-    """KV blocks: as configured, else a share of the free memory within what can be used at all."""
+    """KV blocks: as configured, else a share of the free memory, at most what can be used."""
     if config.kv_cache_tokens is not None:
         return max(1, config.kv_cache_tokens // config.block_size)
     spec = model.spec
     per_token = bytes_per_token(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype)
     longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
-    affordable = int(free_memory(spec.device) * config.kv_cache_memory) // per_token
+    free = free_memory(spec.device)
+    affordable = min(int(free * config.kv_cache_memory), free - spec.reserved_bytes) // per_token
     num_tokens = min(affordable, config.max_num_seqs * longest)
     return max(1, num_tokens // config.block_size)

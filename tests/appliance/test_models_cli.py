@@ -1,7 +1,6 @@
 """`appliance models check` on tiny checkpoints."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,9 @@ from transformers import AutoModelForImageTextToText
 from typer.testing import CliRunner
 
 from appliance.cli import app
-from appliance.models_cli import _verdict
 from tests.checkpoints import tiny_qwen3
 from vlm_engine import Engine, EngineConfig, ModelLoadError
-from vlm_engine.models import load_model
+from vlm_engine.models import checking, load_model
 from vlm_engine.models.checking import check_checkpoint
 
 
@@ -24,7 +22,7 @@ def test_it_tells_what_the_loaded_model_is(qwen3_vl_checkpoint: Path) -> None:
     report = check_checkpoint(config)
     stock = AutoModelForImageTextToText.from_pretrained(qwen3_vl_checkpoint)
     assert report.num_parameters == stock.num_parameters()
-    assert report.weight_bytes == 4 * report.num_parameters
+    assert report.needs.weights == 4 * report.num_parameters
     assert (report.family, report.dtype) == ("qwen3_vl", "float32")
     assert report.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
     prompt = load_model(config).prompts.prepare(
@@ -49,16 +47,20 @@ def test_the_command(qwen3_vl_checkpoint: Path, tmp_path: Path) -> None:
     assert missing.exit_code == 2
 
 
-def test_a_model_that_does_not_fit(qwen3_vl_checkpoint: Path) -> None:
-    report = check_checkpoint(EngineConfig(str(qwen3_vl_checkpoint), device="cpu"))
-    report = replace(report, free_bytes=report.weight_bytes)
-    assert not report.fits
-    assert "would fit in float32; try --dtype bfloat16" in _verdict(report)
+def test_a_model_that_does_not_fit(qwen3_vl_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = check_checkpoint(EngineConfig(str(qwen3_vl_checkpoint), device="cpu")).needs
+    monkeypatch.setattr(checking, "free_memory", lambda device: needs.total - 1)
+    command = ["models", "check", str(qwen3_vl_checkpoint), "--device", "cpu"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert "no; it would fit with" in result.output
+    fits = CliRunner().invoke(app, [*command, "--dtype", "bfloat16"])
+    assert fits.exit_code == 0, fits.output
 
 
 def test_a_checkpoint_without_weights(qwen3_vl_checkpoint: Path, tmp_path: Path) -> None:
     shutil.copytree(qwen3_vl_checkpoint, tmp_path / "c", ignore=shutil.ignore_patterns("*.safetensors"))
-    with pytest.raises(ModelLoadError, match=r"no \.safetensors files"):
+    with pytest.raises(ModelLoadError, match=r"no \.safetensors weights"):
         check_checkpoint(EngineConfig(str(tmp_path / "c"), device="cpu"))
 
 

@@ -27,6 +27,7 @@ class ModelSpec:
         stop_token_ids: Ids that end an answer.
         dtype: Element type of weights and cache.
         device: Where it runs.
+        reserved_bytes: Memory beside weights and KV cache that encoder cache and steps may come to need.
         use_kernels: Whether the CPU kernels of `vlm_engine.native` are used.
         use_varlen: Whether attention runs on torch's variable-length kernel.
         use_graphs: Whether decode steps are replayed as CUDA graphs.
@@ -42,6 +43,7 @@ class ModelSpec:
     stop_token_ids: frozenset[int]
     dtype: torch.dtype
     device: torch.device
+    reserved_bytes: int = 0
     use_kernels: bool = False
     use_varlen: bool = False
     use_graphs: bool = False

@@ -1,8 +1,9 @@
 """From a directory or hub name to a model that runs in the engine."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ from vlm_engine.errors import ModelLoadError, UnsupportedModel
 from vlm_engine.models.base import ModelSpec, PromptPreparer, VisionLanguageModel
 from vlm_engine.models.internvl import internvl
 from vlm_engine.models.internvl_prompt import InternVLPrompts
+from vlm_engine.models.memory import Demand, check_memory
+from vlm_engine.models.quantizing import loading_arguments
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.qwen_vl import QwenVL
 from vlm_engine.models.smolvlm import smolvlm
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
 from vlm_engine.models.text import TextPrompts, text_model
+from vlm_engine.models.weight_files import StoredTensor, read_tensors, stored_dtype
 from vlm_engine.native.library import KernelsUnavailable, load_library
 from vlm_engine.varlen import PAGE_MULTIPLE, works
 
@@ -52,6 +56,12 @@ FAMILIES: dict[str, Family] = {
     "smolvlm": Family(SmolVLMPrompts, smolvlm),
 }
 
+_FAULTS = (
+    ("lacks {} tensors", "missing_keys"),
+    ("has {} unknown tensors", "unexpected_keys"),
+    ("has {} tensors of other shapes than config.json tells", "mismatched_keys"),
+)
+
 
 def load_prompts(config: EngineConfig) -> PromptPreparer:
     """Load what reads conversations for a checkpoint, without its weights.
@@ -67,19 +77,50 @@ def load_model(config: EngineConfig) -> VisionLanguageModel:
     """Load a checkpoint of a supported family.
 
     Raises:
-        UnsupportedModel: Its ``model_type`` has no adapter.
+        UnsupportedModel: Its ``model_type`` has no adapter, or it is quantized already.
+        NotEnoughMemory: It does not fit beside its caches; nothing was loaded.
         ModelLoadError: It is not there, cannot be read, lacks tensors, or has no chat template.
     """
     settings = read_config(config.model)
-    prompts, device = _make_prompts(config.model, settings), resolve_device(config.device)
+    prompts = _make_prompts(config.model, settings)
+    demand = describe(config, settings, read_tensors(config.model, download=True))
+    needs = check_memory(demand)
     family = FAMILIES[settings.model_type]
     try:
-        model = _load_weights(config, family, device)
+        model = _load_weights(demand, family)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{config.model}: cannot be loaded: {error}") from error
     stops = _stop_token_ids(model.generation_config.eos_token_id, prompts.tokenizer.eos_token_id)
-    spec = _spec(config, model, device, stops)
+    spec = replace(_spec(demand, model, stops), reserved_bytes=needs.encoder_cache + needs.working)
     return family.model(model, prompts, spec)
+
+
+def describe(config: EngineConfig, settings: Any, tensors: Mapping[str, StoredTensor]) -> Demand:
+    """A checkpoint as it would run, without its weights.
+
+    Args:
+        config: Limits of the engine.
+        settings: The checkpoint's configuration.
+        tensors: What its files hold.
+
+    Raises:
+        UnsupportedModel: It is quantized already.
+        ModelLoadError: No model can be made of its configuration, or there is no such device.
+    """
+    if getattr(settings, "quantization_config", None) is not None:
+        raise UnsupportedModel(
+            f"{config.model}: is quantized already, which is not supported; use the original with "
+            "quantization: int8"
+        )
+    stored = stored_dtype(tensors)
+    asked = settings.dtype or stored if config.dtype == "auto" else config.dtype
+    dtype = getattr(torch, asked) if isinstance(asked, str) else asked
+    try:
+        with torch.device("meta"):
+            skeleton = FAMILIES[settings.model_type].stock.from_config(deepcopy(settings))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelLoadError(f"{config.model}: config.json describes no model: {error}") from error
+    return Demand(config, skeleton, dtype, resolve_device(config.device), is_converted=stored != dtype)
 
 
 def _make_prompts(name: str, settings: Any) -> PromptPreparer:
@@ -129,18 +170,26 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _load_weights(config: EngineConfig, family: Family, device: torch.device) -> Any:
-    dtype = config.dtype if config.dtype == "auto" else getattr(torch, config.dtype)
-    model, info = family.stock.from_pretrained(config.model, dtype=dtype, output_loading_info=True)
-    for what, key in (("lacks {} tensors", "missing_keys"), ("has {} unknown tensors", "unexpected_keys")):
-        names = sorted(info[key])
-        if names:
-            listed = ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
-            raise ModelLoadError(f"{config.model}: the checkpoint {what.format(len(names))}: {listed}")
+def _load_weights(demand: Demand, family: Family) -> Any:
+    name = demand.config.model
+    quantized = loading_arguments(demand.skeleton) if demand.config.quantization == "int8" else {}
+    model, info = family.stock.from_pretrained(
+        name,
+        dtype=demand.dtype,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **quantized,
+    )
+    for what, key in _FAULTS:
+        found = sorted(each if isinstance(each, str) else each[0] for each in info[key])
+        if found:
+            listed = ", ".join(found[:5]) + (" …" if len(found) > 5 else "")
+            raise ModelLoadError(f"{name}: the checkpoint {what.format(len(found))}: {listed}")
     text = model.config.get_text_config()
-    _check_layers(config.model, text)
+    _check_layers(name, text)
     model.set_attn_implementation(register() if text is model.config else {"text_config": register()})
-    return model.eval().requires_grad_(False).to(device)
+    return model.eval().requires_grad_(False).to(demand.device)
 
 
 def _check_layers(name: str, text: Any) -> None:
@@ -150,7 +199,8 @@ def _check_layers(name: str, text: Any) -> None:
         raise UnsupportedModel(f"{name}: layers of kind {', '.join(sorted(kinds))} are not supported")
 
 
-def _spec(config: EngineConfig, model: Any, device: torch.device, stops: frozenset[int]) -> ModelSpec:
+def _spec(demand: Demand, model: Any, stops: frozenset[int]) -> ModelSpec:
+    config, device = demand.config, demand.device
     text = model.config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     use_varlen = (

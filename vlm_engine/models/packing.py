@@ -89,7 +89,12 @@ def pack_tower(blocks: Iterable[Any], others: Iterable[Any]) -> None:
 
 
 def _is_packable(linear: nn.Linear) -> bool:
-    return linear.weight.device.type == "cpu" and linear.weight.dtype == torch.bfloat16
+    """Whether a layer holds plain bfloat16 numbers on the CPU; a quantized weight is of another class."""
+    return (
+        type(linear.weight) is nn.Parameter
+        and linear.weight.device.type == "cpu"
+        and linear.weight.dtype == torch.bfloat16
+    )
 
 
 def _can_pack() -> bool:

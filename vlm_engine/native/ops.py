@@ -11,9 +11,15 @@ from vlm_engine.native.library import Linear, load_library
 
 
 def can_pack(linear: nn.Linear) -> bool:
-    """Whether the kernels can take a layer: bfloat16 on the CPU, an even number of inputs."""
+    """Whether the kernels can take a layer: plain bfloat16 on the CPU, an even number of inputs."""
     weight = linear.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and not linear.in_features % 2
+    # why: a quantized weight is a tensor of a class of its own that calls itself bfloat16
+    return (
+        type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.bfloat16
+        and not linear.in_features % 2
+    )
 
 
 class NativeLinear(nn.Module):

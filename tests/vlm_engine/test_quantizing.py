@@ -1,0 +1,90 @@
+"""Weights in eight bits: near to the wide ones, the same in every chunk, refused clearly without torchao."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+from tests.vlm_engine.test_engine import picture
+from vlm_engine import Engine, EngineConfig, GenerationRequest, ModelLoadError, SamplingParams
+from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.models.loading import describe, read_config
+from vlm_engine.models.quantizing import decoder_linears
+from vlm_engine.models.weight_files import read_tensors
+
+TOKENS_PER_STEP = (7, 256)
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl_checkpoint", "smolvlm_checkpoint"])
+def folder(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.getfixturevalue(request.param)
+    return path
+
+
+def load(folder: Path, quantization: str, dtype: str = "float32") -> VisionLanguageModel:
+    config = EngineConfig(str(folder), device="cpu", dtype=dtype, quantization=quantization)  # type: ignore[arg-type]
+    return load_model(config)
+
+
+def run(model: VisionLanguageModel, num_tokens: int) -> tuple[list[int], Tensor]:
+    """Greedy tokens about a picture, and the logits of the first."""
+    config = EngineConfig(model.spec.name, kv_cache_tokens=512, max_num_batched_tokens=num_tokens)
+    engine, logits = Engine(config, model=model), []
+    stock = model.logits
+    model.logits = lambda hidden: logits.append(stock(hidden)) or logits[-1]  # type: ignore[func-returns-value, method-assign]
+    content = [{"type": "image", "image": picture(1)}, {"type": "text", "text": "What is this?"}]
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    engine.add(GenerationRequest("r", [{"role": "user", "content": content}], sampling))
+    tokens: list[int] = []
+    while engine.has_work:
+        for event in engine.step():
+            assert event.error is None
+            tokens += event.token_ids
+    model.logits = stock  # type: ignore[method-assign]
+    return tokens, logits[0]
+
+
+def test_near_to_the_wide_weights_in_every_chunk(folder: Path) -> None:
+    model = load(folder, "int8")
+    answers: Sequence[tuple[list[int], Tensor]] = [run(model, count) for count in TOKENS_PER_STEP]
+    assert answers[0][0] == answers[1][0]
+    exact = run(load(folder, "none"), 256)[1]
+    error = (answers[1][1] - exact).norm() / exact.norm()
+    assert 0 < error < 0.05
+
+
+def test_the_decoder_is_quantized_and_nothing_else(qwen3_vl_checkpoint: Path) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
+    config = EngineConfig(str(qwen3_vl_checkpoint), device="cpu", quantization="int8", cpu_kernels="torch")
+    adapter = load_model(config)
+    modules = [each for each in vars(adapter._stack)["_decoder"].modules() if isinstance(each, nn.Linear)]  # type: ignore[attr-defined]
+    skeleton = describe(config, read_config(config.model), read_tensors(config.model)).skeleton
+    assert len(modules) == len(list(decoder_linears(skeleton))) == 3 * 7
+    assert all(isinstance(each.weight, torchao.Int8Tensor) for each in modules)
+    tower = [each for each in vars(adapter.encoder).values() if isinstance(each, nn.Module)]
+    weights = [each.weight for part in tower for each in part.modules() if isinstance(each, nn.Linear)]
+    assert weights
+    assert not any(isinstance(weight, torchao.Int8Tensor) for weight in weights)
+
+
+def test_in_bfloat16_eight_bits_add_little_to_its_own_roundings(qwen3_vl_checkpoint: Path) -> None:
+    exact, half, int8 = (
+        run(load(qwen3_vl_checkpoint, kind, dtype), 256)[1]
+        for kind, dtype in (("none", "float32"), ("none", "bfloat16"), ("int8", "bfloat16"))
+    )
+    assert (int8 - exact).norm() < 1.5 * (half - exact).norm() + 0.02 * exact.norm()
+
+
+def test_without_torchao_the_error_says_what_to_install(
+    qwen3_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ModelLoadError, match=r"quantization: int8 needs torchao: pip install .*\[int8\]"):
+        load(qwen3_checkpoint, "int8")
+
+
+def test_other_words_are_refused() -> None:
+    with pytest.raises(ValueError, match="quantization: must be one of none, int8, not int3"):
+        EngineConfig("m", quantization="int3")  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""Weights in eight bits: which layers, and how they are made while a checkpoint is read."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from vlm_engine.errors import ModelLoadError
+
+HINT = "quantization: int8 needs torchao: pip install 'vision-appliance[int8]', or set quantization: none"
+SCALE_BYTES = 5
+"""Of a row: its scale, and torchao's zero point, which is zero."""
+
+
+def decoder_linears(model: Any) -> Iterator[nn.Linear]:
+    """The layers that are quantized: those of the decoder, which every step reads whole.
+
+    why: the vision tower computes more than it reads, so that eight bits make nothing faster there.
+
+    Args:
+        model: A stock model, with or without weights.
+    """
+    return (each for each in model.get_decoder().modules() if isinstance(each, nn.Linear))
+
+
+def loading_arguments(skeleton: Any) -> dict[str, Any]:
+    """What `from_pretrained` takes to quantize every weight as it is read, so that they are never all wide.
+
+    Args:
+        skeleton: The stock model without weights.
+
+    Raises:
+        ModelLoadError: torchao is not installed, or cannot be used.
+    """
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+    except ImportError as error:
+        raise ModelLoadError(f"{HINT} ({error})") from None
+    quantized = set(decoder_linears(skeleton))
+    others = [
+        name
+        for name, module in skeleton.named_modules()
+        if isinstance(module, nn.Linear) and module not in quantized
+    ]
+    kind = Int8WeightOnlyConfig(set_inductor_config=False)
+    return {"quantization_config": TorchAoConfig(kind, modules_to_not_convert=others)}
