@@ -12,6 +12,11 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GemmaTokenizer,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     InternVLConfig,
@@ -35,11 +40,13 @@ from transformers import (
 
 from tests.tiny_tokenizers import (
     CHAT_TEMPLATE,
+    GEMMA_CHAT_TEMPLATE,
     INTERN_CHAT_TEMPLATE,
     SMOL_CHAT_TEMPLATE,
     SMOL_TOKENS,
     TEXT_CHAT_TEMPLATE,
     TILE_MARKERS,
+    gemma_tokenizer,
     intern_tokenizer,
     qwen_tokenizer,
     smol_tokenizer,
@@ -191,6 +198,40 @@ def tiny_internvl(
     return folder
 
 
+def tiny_gemma3(folder: Path, *, dtype: str = "float32", seed: int = 0, **text: Any) -> Path:
+    """Write a Gemma 3 checkpoint (tied head, byte fallback, two rope bases) and return its folder.
+
+    An image becomes one picture of 48x48 pixels and 36 tokens that see each other; two of its three layers
+    see 20 positions. `text` changes its decoder's configuration.
+    """
+    tokenizer, side = gemma_tokenizer(), 48
+    config = Gemma3Config(
+        text_config=_gemma_config(tokenizer) | text,
+        vision_config=TILE_VISION_CONFIG | {"image_size": side, "patch_size": 4, "vision_use_head": False},
+        mm_tokens_per_image=36,
+        boi_token_index=tokenizer.boi_token_id,
+        eoi_token_index=tokenizer.eoi_token_id,
+        image_token_index=tokenizer.image_token_id,
+    )
+    _write_model(folder, Gemma3ForConditionalGeneration(config), tokenizer, dtype, seed)
+    _write_tokenizer(folder, tokenizer, GEMMA_CHAT_TEMPLATE)
+    named = {"processor_class": "Gemma3Processor"}
+    image = named | {"image_processor_type": "Gemma3ImageProcessor", "do_pan_and_scan": None}
+    pixels = {"size": {"height": side, "width": side}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    _write_json(folder / "preprocessor_config.json", image | pixels)
+    _write_json(folder / "processor_config.json", named | {"image_seq_length": 36})
+    return folder
+
+
+def tiny_gemma3_text(folder: Path, *, dtype: str = "float32", seed: int = 0, **text: Any) -> Path:
+    """Write a text-only Gemma 3 checkpoint, its decoder that of `tiny_gemma3`, and return its folder."""
+    tokenizer = gemma_tokenizer()
+    config = Gemma3TextConfig(**_gemma_config(tokenizer) | text)
+    _write_model(folder, Gemma3ForCausalLM(config), tokenizer, dtype, seed)
+    _write_tokenizer(folder, tokenizer, GEMMA_CHAT_TEMPLATE)
+    return folder
+
+
 def tiny_llama(folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
     """Write a text-only Llama checkpoint and return its folder."""
     tokenizer = qwen_tokenizer()
@@ -208,6 +249,13 @@ def tiny_qwen3(folder: Path, *, dtype: str = "float32", seed: int = 0) -> Path:
 def _text_config(tokenizer: Qwen2Tokenizer, **more: Any) -> dict[str, Any]:
     ids = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": None}
     return TEXT_CONFIG | {"vocab_size": len(tokenizer)} | ids | more
+
+
+def _gemma_config(tokenizer: GemmaTokenizer) -> dict[str, Any]:
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "pad_token_id")}
+    layers = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    own = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 20}
+    return _text_config(tokenizer, **ids, **layers, **own)
 
 
 def _smol_config(
@@ -237,16 +285,33 @@ def _write_model(
     folder: Path, model: PreTrainedModel, tokenizer: Qwen2Tokenizer, dtype: str, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    special_ids = tokenizer.all_special_ids
+    bytes_alone = [index for piece, index in tokenizer.get_vocab().items() if piece.startswith("<0x")]
+    special_ids = [*tokenizer.all_special_ids, *bytes_alone]
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
             weight.copy_(_random_like(name, weight, generator))
             if name.endswith(("embed_tokens.weight", "lm_head.weight")):
-                # why: a small row makes a small logit, so that a greedy continuation holds no special token.
+                # why: a small row makes a small logit, so that a greedy continuation holds no special token,
+                # nor bytes alone of a tokenizer of pieces (whose decoder replaces more than the bad ones).
                 weight[special_ids] *= 0.2
+        _fit_gemma(model)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    eos_ids = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|endoftext|>")]
+    ends = [tokenizer.eos_token, "<|endoftext|>", "<end_of_turn>"]
+    eos_ids = [tokenizer.convert_tokens_to_ids(end) for end in ends if end in tokenizer.get_vocab()]
     _write_json(folder / "generation_config.json", {"eos_token_id": eos_ids, "do_sample": False})
+
+
+def _fit_gemma(model: PreTrainedModel) -> None:
+    """Gemma's norms add 1 to their weight, and it scales its embeddings up.
+
+    The last norm makes the logits of the small embeddings of the head as large as those of others.
+    """
+    for name, part in model.named_modules():
+        kind = type(part).__name__
+        if kind == "Gemma3RMSNorm" and not name.endswith(("q_norm", "k_norm")):
+            part.get_parameter("weight").add_(7.0 if name.endswith("model.norm") else -1.0)
+        if kind == "Gemma3TextScaledWordEmbedding":
+            part.get_parameter("weight").div_(part.scalar_embed_scale)
 
 
 def _random_like(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

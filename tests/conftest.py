@@ -77,6 +77,22 @@ def internvl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gemma3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight Gemma 3 (an image is 36 tokens that see each other)."""
+    from tests.checkpoints import tiny_gemma3
+
+    return tiny_gemma3(tmp_path_factory.mktemp("gemma3"))
+
+
+@pytest.fixture(scope="session")
+def gemma3_text_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random-weight text-only Gemma 3."""
+    from tests.checkpoints import tiny_gemma3_text
+
+    return tiny_gemma3_text(tmp_path_factory.mktemp("gemma3_text"))
+
+
+@pytest.fixture(scope="session")
 def llama_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random-weight text-only Llama."""
     from tests.checkpoints import tiny_llama

@@ -1,9 +1,12 @@
 """Tiny tokenizers and chat templates in the forms in which families bring them."""
 
+import json
 from collections.abc import Sequence
 
-from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 VOCAB_SIZE = 400
 SPECIAL_TOKENS = (
@@ -107,6 +110,40 @@ INTERN_TOKENS = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
+# why: as those on the hub, which begin with the text's first token, put a system message before the first
+# turn's text, cut spaces off around texts and refuse turns out of order
+GEMMA_CHAT_TEMPLATE = """
+{{ bos_token }}
+{%- set first = messages[0] -%}
+{%- set turns = messages[1:] if first['role'] == 'system' else messages -%}
+{%- for message in turns -%}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+{{ raise_exception('turns must alternate, user first') }}
+{%- endif -%}
+{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}
+{%- if loop.first and first['role'] == 'system' -%}
+{{ (first['content'] if first['content'] is string else first['content'][0]['text']) + '\\n\\n' }}
+{%- endif -%}
+{%- if message['content'] is string -%}
+{{ message['content'] | trim }}
+{%- else -%}
+{%- for part in message['content'] -%}
+{{ '<start_of_image>' if part['type'] == 'image' else part['text'] | trim }}
+{%- endfor -%}
+{%- endif -%}
+{{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<start_of_turn>model\\n' }}
+{%- endif -%}
+"""
+GEMMA_TOKENS = {
+    "boi_token": "<start_of_image>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+    "start_of_turn_token": "<start_of_turn>",
+    "end_of_turn_token": "<end_of_turn>",
+}
 TILE_MARKERS = ("<global-img>", *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)))
 
 
@@ -136,6 +173,23 @@ def intern_tokenizer() -> PreTrainedTokenizerFast:
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         extra_special_tokens=INTERN_TOKENS,
+    )
+
+
+def gemma_tokenizer() -> GemmaTokenizer:
+    """Pieces with ``▁`` for a space, bytes for what is no piece, Gemma's image tokens, each by its name."""
+    learner = Tokenizer(BPE())
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    trainer = BpeTrainer(vocab_size=128, initial_alphabet=["\n"], show_progress=False)
+    learner.train_from_iterator((*TRAINING_LINES, "user model"), trainer)
+    learned = json.loads(learner.to_str())["model"]
+    named = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256)))
+    return GemmaTokenizer(
+        vocab={piece: index for index, piece in enumerate((*named, *learned["vocab"]))},
+        merges=[tuple(pair) for pair in learned["merges"]],
+        extra_special_tokens=GEMMA_TOKENS,
+        add_bos_token=True,
     )
 
 

@@ -6,8 +6,7 @@ once a step. Sequences are packed into one row, so no padding is computed outsid
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -65,16 +64,25 @@ class AttentionMetadata:
     write_slots: Tensor
     block_size: int = 16
     varlen: VarlenLayout | None = None
+    _layouts: dict[int | None, _Layout] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
-    def layout(self) -> _Layout:
-        """What torch's attention needs: masks and padding, made on first use."""
-        device, spans, slots = self.write_slots.device, self.spans, list(self.slots)
+    def layout(self, window: int | None) -> _Layout:
+        """What torch's attention needs for layers of one window: masks and padding, made on first use."""
+        if window not in self._layouts:
+            self._layouts[window] = self._lay_out(window)
+        return self._layouts[window]
+
+    def _lay_out(self, window: int | None) -> _Layout:
+        device, spans = self.write_slots.device, self.spans
+        firsts = [_first_seen(span, window) for span in spans]
+        slots = [own[first:] for own, first in zip(self.slots, firsts, strict=True)]
         num_decodes = sum(span.num_queries == 1 for span in spans)
         prefills, row = [], num_decodes
-        for span, own in zip(spans[num_decodes:], slots[num_decodes:], strict=True):
+        for index in range(num_decodes, len(spans)):
+            span = spans[index]
             rows = slice(row, row + span.num_queries)
-            prefills.append(_Prefill(rows, _on(device, own), _causal_mask(span, device)))
+            mask = _mask(span, firsts[index], window, device)
+            prefills.append(_Prefill(rows, _on(device, slots[index]), mask))
             row += span.num_queries
         return _Layout(_decodes(slots[:num_decodes], device) if num_decodes else None, tuple(prefills))
 
@@ -97,7 +105,9 @@ def prepare(
     )
     num_decodes = sum(span.num_queries == 1 for span in spans)
     assert all(span.num_queries == 1 for span in spans[:num_decodes]), "decodes stand first"
-    varlen = lay_out(spans, slots, block_size, device) if use_varlen else None
+    # why: the kernel knows no tokens that see later ones; steps with such run on the plain one
+    is_plain = any(span.both_ways for span in spans)
+    varlen = lay_out(spans, slots, block_size, device) if use_varlen and not is_plain else None
     return AttentionMetadata(cache, tuple(spans), slots, write.to(device), block_size, varlen)
 
 
@@ -114,13 +124,22 @@ def _on(device: torch.device, slots: Tensor) -> Slots:
     return slots.to(device)
 
 
-def _causal_mask(span: Span, device: torch.device) -> Tensor | None:
-    """``[num_queries, num_context]``, True where a query may look; None for a whole prompt."""
-    num_before = span.num_context - span.num_queries
-    if not num_before:
+def _first_seen(span: Span, window: int | None) -> int:
+    """First position that any query of a span sees."""
+    return 0 if window is None else max(0, span.num_context - span.num_queries - window + 1)
+
+
+def _mask(span: Span, first: int, window: int | None, device: torch.device) -> Tensor | None:
+    """``[num_queries, num_context - first]``, True where a query may look; None for all that is before it."""
+    before = span.num_context - span.num_queries
+    is_windowed = window is not None and window < span.num_context
+    if not (before or is_windowed or span.both_ways):
         return None
-    mask = torch.ones(span.num_queries, span.num_context, dtype=torch.bool, device=device)
-    return mask.tril_(num_before)
+    mask = torch.ones(span.num_queries, span.num_context - first, dtype=torch.bool, device=device)
+    mask.tril_(before - first)
+    for begin, end in span.both_ways:
+        mask[max(begin - before, 0) : end - before, max(begin - first, 0) : end - first] = True
+    return mask if window is None else mask.triu_(before - first - window + 1)
 
 
 def _decodes(slots: list[Tensor], device: torch.device) -> _Decodes:
@@ -134,7 +153,9 @@ def _decodes(slots: list[Tensor], device: torch.device) -> _Decodes:
     return _Decodes(len(slots), padded.to(device), mask[:, None, None, :].to(device))
 
 
-def attend(query: Tensor, layer: int, metadata: AttentionMetadata, scale: float | None) -> Tensor:
+def attend(
+    query: Tensor, layer: int, metadata: AttentionMetadata, scale: float | None, window: int | None = None
+) -> Tensor:
     """Attention of one layer: variable-length on CUDA, else torch's ``scaled_dot_product_attention``.
 
     Args:
@@ -142,15 +163,16 @@ def attend(query: Tensor, layer: int, metadata: AttentionMetadata, scale: float 
         layer: Index of the layer.
         metadata: The step.
         scale: Factor on the scores; None means ``head_dim ** -0.5``.
+        window: Newest positions that a query of this layer sees, its own among them; None for all.
 
     Returns:
         ``[num_tokens, num_heads, head_dim]``.
     """
     keys, values = metadata.cache.keys[layer], metadata.cache.values[layer]
     if metadata.varlen is not None:
-        return attend_varlen(query, keys, values, metadata.varlen, metadata.block_size, scale)
+        return attend_varlen(query, keys, values, metadata.varlen, metadata.block_size, scale, window)
     parts = []
-    layout = metadata.layout
+    layout = metadata.layout(window)
     if layout.decodes is not None:
         parts.append(_attend_decodes(query, keys, values, layout.decodes, scale))
     for span in layout.prefills:
@@ -180,6 +202,7 @@ def paged_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     *,
     paged: AttentionMetadata,
     **_: Any,
@@ -193,6 +216,7 @@ def paged_attention(
         value: As `key`.
         attention_mask: Not used; who sees whom is in `paged`.
         scaling: Factor on the scores.
+        sliding_window: Newest positions that a query of this layer sees, its own among them; None for all.
         paged: The step.
 
     Returns:
@@ -200,7 +224,7 @@ def paged_attention(
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     paged.cache.write(layer, paged.write_slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    out = attend(query[0].transpose(0, 1), layer, paged, scaling)
+    out = attend(query[0].transpose(0, 1), layer, paged, scaling, sliding_window)
     return out[None], None
 
 

@@ -72,7 +72,7 @@ def build_batch(
         [chunk_positions(prompts[c.sequence.request_id], c.start, c.end) for c in ordered], dim=1
     )
     samples = [first + c.num_tokens - 1 for c, first in zip(ordered, first_rows, strict=True) if c.samples]
-    spans = [Span(c.num_tokens, c.end, c.sequence.block_ids) for c in ordered]
+    spans = [Span(c.num_tokens, c.end, c.sequence.block_ids, _both_ways(c)) for c in ordered]
     return Batch(
         tuple(ordered),
         torch.tensor(token_ids, device=device),
@@ -91,6 +91,11 @@ def chunk_positions(prompt: PreparedPrompt, start: int, end: int) -> Tensor:
         return own
     later = torch.arange(max(start, num_prompt), end) + prompt.position_delta
     return torch.cat([own, later.expand(len(own), -1)], dim=1)
+
+
+def _both_ways(chunk: Chunk) -> tuple[tuple[int, int], ...]:
+    images = chunk.sequence.images_between(chunk.start, chunk.end)
+    return tuple((image.start, image.end) for image in images if image.attends_both_ways)
 
 
 def _image_rows(chunk: Chunk, first_row: int, features: Features) -> list[ImageRows]:

@@ -41,7 +41,11 @@ class StepBudget(Protocol):
         """
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
-        """How many of the sequence's next tokens fit, 0 to `num_wanted`."""
+        """How many of the sequence's next tokens fit, 0 to `num_wanted`.
+
+        Never fewer than `Sequence.num_together` (`num_wanted` is not less) but 0; the first prompt of a
+        step may need more of them than `max_num_batched_tokens` for that.
+        """
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """How many encoder slices of the image, from the first that is not done, fit."""
@@ -78,6 +82,7 @@ class StaticBudget:
         self.max_encoder_tokens = max_encoder_tokens or max_num_batched_tokens
         self.counts: Counter[str] = Counter()
         self._tokens = self._encoder_tokens = self._reserved = 0
+        self._has_prompt = False
 
     def begin(
         self,
@@ -91,11 +96,13 @@ class StaticBudget:
         self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
         decodes = sum(s.is_decoding and not s.is_interactive for s in running)
         self._reserved = min(decodes, self._tokens - 1)
+        self._has_prompt = False
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `StepBudget`."""
         reserved = self._reserved if sequence.is_interactive else 0
-        return max(0, min(num_wanted, self._tokens - reserved))
+        room = _room(sequence, self._tokens - reserved, has_prompt=self._has_prompt)
+        return max(0, min(num_wanted, room))
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""
@@ -115,6 +122,7 @@ class StaticBudget:
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
         self._tokens -= num_tokens
+        self._has_prompt |= not sequence.is_decoding
         if sequence.is_decoding and not sequence.is_interactive:
             self._reserved = max(0, self._reserved - num_tokens)
 
@@ -175,7 +183,7 @@ class TimeBudget:
         self._start_ms = self.model.step_ms(StepWork())
         self._overruns: set[str] = set()
         self._is_in_time = False
-        self._has_interactive = False
+        self._has_interactive = self._has_prompt = False
 
     @property
     def predicted_ms(self) -> float:
@@ -235,14 +243,19 @@ class TimeBudget:
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `StepBudget`."""
-        num_wanted = min(num_wanted, self.max_num_batched_tokens - self._steps.num_tokens)
+        together = sequence.num_together
+        room = self.max_num_batched_tokens - self._steps.num_tokens
+        num_wanted = min(num_wanted, _room(sequence, room, has_prompt=self._has_prompt))
         if sequence.is_decoding and sequence.is_interactive:
             return 1
-        fits = self._most_tokens(sequence, num_wanted, self._pace_of(sequence))
-        if fits < min(num_wanted, MIN_CHUNK):
-            fits = min(MIN_CHUNK, self._most_tokens(sequence, num_wanted, self._allowance_of(sequence)))
-        if fits < min(num_wanted, MIN_CHUNK):
-            least = CHAT_CHUNK if sequence.is_interactive else MIN_CHUNK
+        fits, piece = (
+            self._most_tokens(sequence, num_wanted, self._pace_of(sequence)),
+            max(MIN_CHUNK, together),
+        )
+        if fits < min(num_wanted, piece):
+            fits = min(piece, self._most_tokens(sequence, num_wanted, self._allowance_of(sequence)))
+        if fits < min(num_wanted, piece):
+            least = max(CHAT_CHUNK if sequence.is_interactive else MIN_CHUNK, together)
             extra_ms = self._overrun_ms(sequence)
             if extra_ms is None:
                 return 0
@@ -348,6 +361,7 @@ class TimeBudget:
             cost_ms = self._tokens_ms(sequence, num_tokens)
             self._steps += _step_work(sequence, num_tokens)
             self._steps_ms += cost_ms
+            self._has_prompt |= not sequence.is_decoding
             self._book(sequence, cost_ms)
 
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
@@ -399,6 +413,17 @@ class Floor:
         """Book background work that was planned."""
         since = max(self._paid_until_s, now - self.window_s)
         self._paid_until_s = min(since + cost_ms / 1e3 / self.share, now + self.window_s)
+
+
+def _room(sequence: Sequence, num_tokens: int, *, has_prompt: bool) -> int:
+    """How many of `num_tokens` that a step has left may be the sequence's, or more if they must be together.
+
+    why: an image that attends both ways may be longer than any step; it goes before other prompts then.
+    """
+    together = sequence.num_together
+    if num_tokens >= together:
+        return num_tokens
+    return together if num_tokens > 0 and not has_prompt else 0
 
 
 def _step_work(sequence: Sequence, num_tokens: int) -> StepWork:

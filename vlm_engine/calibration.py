@@ -81,7 +81,9 @@ class VariedBudget:
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `StepBudget`."""
-        return 1 if sequence.is_decoding else min(num_wanted, self._num_tokens)
+        if sequence.is_decoding:
+            return 1
+        return min(num_wanted, max(self._num_tokens, sequence.num_together if self._num_tokens else 0))
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""

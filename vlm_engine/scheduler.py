@@ -224,7 +224,7 @@ class Scheduler:
     def _extend(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""
         start = sequence.num_computed_tokens
-        reach = min(sequence.num_left, self.budget.max_num_batched_tokens)
+        reach = min(sequence.num_left, max(self.budget.max_num_batched_tokens, sequence.num_together))
         stalls = self._encode_ahead(sequence, start, start + reach, draft)
         num_tokens = self.budget.fit_tokens(sequence, reach)
         end = self._clip_to_images(sequence, start, start + num_tokens, draft)
@@ -308,11 +308,16 @@ class Scheduler:
         draft.planned.add(sequence.request_id)
 
     def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> int:
-        """Where a chunk from `start` must end so that all its images are encoded and held."""
+        """Where a chunk from `start` must end so that all its images are encoded and held.
+
+        invariant: an image that attends both ways is not cut; what a sequence computes next is never less
+        than `Sequence.num_together`.
+        """
         for image in sequence.images_between(start, end):
             is_held = self.encoder_cache.is_held(image.digest, sequence.request_id)
             is_ready = self.encoder_cache.is_ready(image.digest) and image.digest not in draft.encoding
-            if not (is_held and is_ready):
+            is_cut = image.attends_both_ways and end < image.end
+            if is_cut or not (is_held and is_ready):
                 return max(start, image.start)
         return end
 

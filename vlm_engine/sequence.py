@@ -18,6 +18,8 @@ class Placeholder:
         digest: Content hash of pixels, size and mode.
         index: Which image of the request it is.
         slices: The encoder's work on it, in pieces that may run in different steps.
+        attends_both_ways: Whether its tokens see each other, later ones too, so that they are computed
+            together.
     """
 
     start: int
@@ -25,6 +27,7 @@ class Placeholder:
     digest: bytes
     index: int = 0
     slices: tuple[SliceWork, ...] = (SliceWork(num_slices=1),)
+    attends_both_ways: bool = False
     _sums: tuple[SliceWork, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +116,19 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens whose keys and values are not computed yet; 1 while decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_together(self) -> int:
+        """Least that can be computed next: what is left of an image that attends both ways, else 1 token.
+
+        why: an image that a cached prefix ends in is not computed from its start again; its cached keys
+        and values were computed with all of it in sight, and its digest is in their blocks' hashes.
+        """
+        here = self.num_computed_tokens
+        if here >= self.num_prompt_tokens:
+            return 1
+        images = self.images_between(here, here + 1)
+        return images[0].end - here if images and images[0].attends_both_ways else 1
 
     @property
     def is_decoding(self) -> bool:

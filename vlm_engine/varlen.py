@@ -65,7 +65,13 @@ def _ints(values: Sequence[object], device: torch.device) -> Tensor:
 
 
 def attend_varlen(
-    query: Tensor, keys: Tensor, values: Tensor, layout: VarlenLayout, block_size: int, scale: float | None
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: VarlenLayout,
+    block_size: int,
+    scale: float | None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of one layer.
 
@@ -76,6 +82,7 @@ def attend_varlen(
         layout: The step.
         block_size: Tokens a block.
         scale: Factor on the scores; None means ``head_dim ** -0.5``.
+        window: Newest keys that a query sees, its own among them; None for all.
 
     Returns:
         ``[num_tokens, num_heads, head_dim]``.
@@ -95,7 +102,7 @@ def attend_varlen(
         layout.max_queries,
         layout.max_keys,
         scale=scale,
-        window_size=CAUSAL,
+        window_size=CAUSAL if window is None else (window - 1, 0),
         enable_gqa=query.shape[1] != keys.shape[-2],
         seqused_k=layout.num_keys,
         block_table=layout.block_table,
@@ -103,7 +110,15 @@ def attend_varlen(
 
 
 @torch.inference_mode()
-def works(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> bool:
+def works(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    window: int | None = None,
+) -> bool:
     """Whether the kernel is there for a model and agrees with torch's plain attention, tried on the device.
 
     A prompt whose first part is cached and a decode in one call, against each alone; else the log says why.
@@ -120,29 +135,38 @@ def works(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, dty
         for first, span in zip((0, blocks * block_size), spans, strict=True)
     ]
     try:
-        given = attend_varlen(
-            query, keys, values, lay_out(spans, slots, block_size, device), block_size, None
-        )
+        layout = lay_out(spans, slots, block_size, device)
+        given = attend_varlen(query, keys, values, layout, block_size, None, window)
     except (RuntimeError, ValueError, TypeError, ImportError, NotImplementedError) as error:
         log.info("attention runs on torch's plain kernels: %s", str(error).splitlines()[0])
         return False
-    is_close = torch.allclose(given.float(), _plainly(query, keys, values, spans, slots).float(), atol=0.03)
+    is_close = torch.allclose(
+        given.float(), _plainly(query, keys, values, spans, slots, window).float(), atol=0.03
+    )
     if not is_close:
         log.warning("attention runs on torch's plain kernels: the variable-length one gives other numbers")
     return is_close
 
 
 def _plainly(
-    query: Tensor, keys: Tensor, values: Tensor, spans: Sequence[Span], slots: Sequence[Tensor]
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    spans: Sequence[Span],
+    slots: Sequence[Tensor],
+    window: int | None,
 ) -> Tensor:
     """What attention gives sequence by sequence."""
     parts, row = [], 0
     for span, own in zip(spans, slots, strict=True):
         before = span.num_context - span.num_queries
         mask = torch.ones(span.num_queries, span.num_context, dtype=torch.bool, device=query.device)
+        mask.tril_(before)
+        if window is not None:
+            mask.triu_(before - window + 1)
         q = query[row : row + span.num_queries].transpose(0, 1)[None]
         k, v = (part[own.to(query.device)].transpose(0, 1)[None] for part in (keys, values))
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask.tril_(before), enable_gqa=True)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         parts.append(out[0].transpose(0, 1))
         row += span.num_queries
     return torch.cat(parts)

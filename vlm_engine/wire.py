@@ -40,6 +40,7 @@ class WireImage(msgspec.Struct, frozen=True):
     length: int
     digest: bytes
     grid: tuple[int, int, int]
+    attends_both_ways: bool
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -144,7 +145,10 @@ def encode_submit(request: GenerationRequest, prompt: PreparedPrompt, preprocess
         wanted_at=request.wanted_at,
         token_ids=prompt.token_ids,
         position_delta=prompt.position_delta,
-        images=[WireImage(run.start, run.length, run.digest, image.grid) for run, image in pairs],
+        images=[
+            WireImage(run.start, run.length, run.digest, image.grid, run.attends_both_ways)
+            for run, image in pairs
+        ],
         tensors=[TensorInfo(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for t in tensors],
         preprocess_s=preprocess_s,
     )
@@ -154,7 +158,10 @@ def encode_submit(request: GenerationRequest, prompt: PreparedPrompt, preprocess
 def decode_submit(header: Submit, frames: Frames) -> tuple[GenerationRequest, PreparedPrompt]:
     """The request and prompt of a header and its tensors."""
     tensors = [_tensor_of(info, frame) for info, frame in zip(header.tensors, frames, strict=True)]
-    runs = tuple(Placeholder(im.start, im.length, im.digest, index) for index, im in enumerate(header.images))
+    runs = tuple(
+        Placeholder(im.start, im.length, im.digest, index, attends_both_ways=im.attends_both_ways)
+        for index, im in enumerate(header.images)
+    )
     images = tuple(ImageInput(t, im.grid) for t, im in zip(tensors[1:], header.images, strict=True))
     request = GenerationRequest(
         header.request_id,

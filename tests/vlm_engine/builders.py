@@ -15,8 +15,9 @@ from vlm_engine.sequence import Placeholder, Sequence
 _ids = count()
 
 
-def image(start: int, length: int, content: str) -> Placeholder:
-    return Placeholder(start, length, hashlib.sha256(content.encode()).digest())
+def image(start: int, length: int, content: str, *, both_ways: bool = False) -> Placeholder:
+    digest = hashlib.sha256(content.encode()).digest()
+    return Placeholder(start, length, digest, attends_both_ways=both_ways)
 
 
 def make_sequence(

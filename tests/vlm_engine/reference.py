@@ -1,6 +1,6 @@
 """What `transformers` itself answers, to hold the engine against, and how to run the engine beside it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from vlm_engine import Engine, EngineConfig, GenerationRequest, SamplingParams, TokenEvent
 from vlm_engine.models import ModelSpec, VisionLanguageModel, load_model
 from vlm_engine.models.base import ImageEncoder
+from vlm_engine.models.gemma3 import Gemma3Parts
 from vlm_engine.models.internvl import InternVLParts
 from vlm_engine.models.smolvlm import SiglipParts
 from vlm_engine.models.tile_tower import TileParts, TileTower
@@ -25,6 +26,7 @@ TILES: dict[str, Callable[[Any, ModelSpec], TileParts]] = {
     "smolvlm": SiglipParts,
     "idefics3": SiglipParts,
     "internvl": InternVLParts,
+    "gemma3": Gemma3Parts,
 }
 MIN_LEAD = 1e-4
 
@@ -76,7 +78,7 @@ class Family:
 
     @property
     def has_tiles(self) -> bool:
-        """Whether a picture is resized and becomes several images to the engine."""
+        """Whether a picture is resized and becomes one or several images of one size to the engine."""
         return self.name in TILES
 
     def tower(self, rows_per_slice: int) -> ImageEncoder:
@@ -105,7 +107,9 @@ class Family:
         """
         text = self.processor.apply_chat_template(case.messages, add_generation_prompt=True)
         images = [part for part in case.parts if not isinstance(part, str)]
-        inputs = self.processor(text=[text], images=images or None, return_tensors="pt")
+        bos = self.processor.tokenizer.bos_token
+        options: dict[str, Any] = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+        inputs = self.processor(text=[text], images=images or None, return_tensors="pt", **options)
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         outputs = {"return_dict_in_generate": True, "output_logits": True}
         output = self.stock.generate(**inputs, max_new_tokens=case.num_tokens, **options, **outputs)
@@ -160,6 +164,29 @@ def images_of(engine: Engine, *cases: Case) -> list[Placeholder]:
 
 def prompt_length(engine: Engine, case: Case) -> int:
     return len(engine.prepare(case.request)[0].token_ids)
+
+
+def near_identical(family: Family) -> Iterator[Image.Image]:
+    """Frames of one camera: the same picture with one spot of another colour."""
+    scene = family.picture(71, 4, 3)
+    for index in range(16):
+        frame = scene.copy()
+        colour = (16 * index, 255 - 16 * index, 99)
+        frame.paste(colour, (family.token_side, 0, 2 * family.token_side, family.token_side))
+        yield frame
+
+
+def least_chunks(engine: Engine, case: Case, chunk: int) -> int:
+    """Chunks of a prompt where no step is cut short: all of `chunk` tokens but the last, or of an image that
+    may not be cut, or up to such an image."""
+    prompt, end, count = engine.prepare(case.request)[0], 0, 0
+    while end < len(prompt.token_ids):
+        start, end = end, min(end + chunk, len(prompt.token_ids))
+        for image in prompt.placeholders:
+            if image.attends_both_ways and image.start < end < image.end:
+                end = image.end if image.start <= start else image.start
+        count += 1
+    return count
 
 
 def tight_limits(engine: Engine, cases: Iterable[Case]) -> dict[str, int]:

@@ -54,9 +54,11 @@ def block_tables(lengths: Sequence[int], *, is_scattered: bool) -> tuple[list[li
     )
 
 
-def attend(parts: Sequence[tuple[Tensor, Tensor, Tensor]], metadata: AttentionMetadata) -> Tensor:
+def attend(
+    parts: Sequence[tuple[Tensor, Tensor, Tensor]], metadata: AttentionMetadata, window: int | None = None
+) -> Tensor:
     q, k, v = (torch.cat([part[i] for part in parts], dim=2) for i in range(3))
-    out, weights = paged_attention(LAYER, q, k, v, None, HEAD_DIM**-0.5, paged=metadata)
+    out, weights = paged_attention(LAYER, q, k, v, None, HEAD_DIM**-0.5, window, paged=metadata)
     assert weights is None
     return out
 
@@ -111,6 +113,65 @@ def test_sequences_of_one_step_do_not_see_each_other(is_scattered: bool) -> None
     output = attend(parts, prepare(step, cache, BLOCK, CPU))
     expected = [one_pass(*s)[:, start:end] for (start, end), s in zip(spans, sequences, strict=True)]
     torch.testing.assert_close(output, torch.cat(expected, dim=1), rtol=0, atol=1e-5)
+
+
+def dense(
+    sequence: tuple[Tensor, Tensor, Tensor], both_ways: Sequence[tuple[int, int]], window: int | None
+) -> Tensor:
+    """As `one_pass`, by the rule itself: the past and one's own image, of both what is in the window."""
+    q, k, v = (t.double() for t in sequence)
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    place = torch.arange(q.shape[2])
+    mask = place[:, None] >= place
+    for begin, end in both_ways:
+        mask[begin:end, begin:end] = True
+    if window is not None:
+        mask &= place > place[:, None] - window
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).float()
+
+
+# The images of the sequence below are at 10 to 30 and at 45 to 52: cut before them, behind, and inside one
+# whose first part was computed with all of it (as a cached prefix ends).
+CUTS = {
+    "one": (60,),
+    "around": (10, 30, 45, 52, 53, 54, 60),
+    "text": (4, 33, 60),
+    "singles": (8, 9, 10, 31, 60),
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 33, 100])
+@pytest.mark.parametrize("cuts", CUTS)
+def test_images_that_attend_both_ways_and_windows(cuts: str, window: int | None) -> None:
+    sequence, both_ways = random_sequence(60, 4, 2, seed=5), ((10, 30), (45, 52))
+    (blocks,), num_blocks = block_tables([60], is_scattered=True)
+    cache, outputs, start = make_cache(num_blocks, 2), [], 0
+    for end in CUTS[cuts]:
+        own = tuple(pair for pair in both_ways if pair[0] < end and start < pair[1])
+        metadata = prepare([Span(end - start, end, blocks, own)], cache, BLOCK, CPU)
+        outputs.append(attend([cut(sequence, start, end)], metadata, window))
+        start = end
+    wanted = dense(sequence, both_ways, window)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), wanted, rtol=0, atol=1e-5)
+    again = prepare([Span(9, 30, blocks, both_ways[:1])], cache, BLOCK, CPU)
+    output = attend([cut(sequence, 21, 30)], again, window)
+    torch.testing.assert_close(output, wanted[:, 21:30], rtol=0, atol=1e-5)
+
+
+def test_windows_of_sequences_side_by_side() -> None:
+    """Decodes of several lengths, longer and shorter than the window, and a chunk."""
+    lengths, window = (3, 20, 50, 40), 18
+    sequences = [random_sequence(length, 4, 2, seed=30 + length) for length in lengths]
+    tables, num_blocks = block_tables(lengths, is_scattered=True)
+    cache = make_cache(num_blocks, 2)
+    for sequence, length, blocks in zip(sequences, lengths, tables, strict=True):
+        attend([sequence], prepare([Span(length, length, blocks)], cache, BLOCK, CPU))
+    counts = (1, 1, 1, 9)
+    spans = [Span(n, length, blocks) for n, length, blocks in zip(counts, lengths, tables, strict=True)]
+    last = [cut(s, length - n, length) for s, n, length in zip(sequences, counts, lengths, strict=True)]
+    output = attend(last, prepare(spans, cache, BLOCK, CPU), window)
+    wanted = [dense(s, (), window)[:, -n:] for s, n in zip(sequences, counts, strict=True)]
+    torch.testing.assert_close(output, torch.cat(wanted, dim=1), rtol=0, atol=1e-5)
 
 
 def test_other_layers_are_left_alone() -> None:

@@ -261,7 +261,7 @@ def gpt2_folder(tmp_path: Path) -> Path:
 
 
 def test_unknown_families_and_missing_models_are_named(gpt2_folder: Path) -> None:
-    known = "idefics3, internvl, llama, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl, smolvlm"
+    known = "gemma3, gemma3_text, idefics3, internvl, llama, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl, smolvlm"
     with pytest.raises(UnsupportedModel, match=f"'gpt2' is not supported; supported are {known}$"):
         load_model(EngineConfig(str(gpt2_folder)))
     with pytest.raises(ModelLoadError, match="no such directory"):

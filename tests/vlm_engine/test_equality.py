@@ -1,6 +1,5 @@
 """The engine's greedy tokens are those of `generate()`, however the work is cut, shared or cached."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -8,7 +7,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.vlm_engine.reference import Case, Family, drain, images_of, prompt_length, run, tight_limits
+from tests.vlm_engine.reference import (
+    Case,
+    Family,
+    drain,
+    images_of,
+    least_chunks,
+    near_identical,
+    prompt_length,
+    run,
+    tight_limits,
+)
 from vlm_engine import Engine
 
 ONE_PASS = 4096
@@ -20,6 +29,7 @@ FAMILIES = [
     "smolvlm_checkpoint",
     "idefics3_checkpoint",
     "internvl_checkpoint",
+    "gemma3_checkpoint",
 ]
 
 
@@ -57,7 +67,7 @@ def test_any_chunk_size(family: Family, shapes: list[tuple[Case, list[int]]], ch
     for case, expected in shapes:
         engine = family.engine(max_num_batched_tokens=chunk, enable_prefix_caching=False)
         assert run(engine, [case])[case.name] == expected, case.name
-        num_chunks = -(-prompt_length(engine, case) // chunk)
+        num_chunks = least_chunks(engine, case, chunk)
         # why: a chunk also ends before an image for which the encoder has no budget left in this step
         num_early_ends = engine.stats().num_steps - (num_chunks + case.num_tokens - 1)
         assert 0 <= num_early_ends <= (len(images_of(engine, case)) if family.has_tiles else 0), case.name
@@ -192,15 +202,15 @@ def test_image_at_every_offset_of_a_cached_prefix(
 ) -> None:
     """E1, E3: the same, each twice, so that the second run begins somewhere else."""
     engine = family.engine(max_num_batched_tokens=32, kv_cache_tokens=16384)
-    for case, expected in shifted:
+    for case, expected in shifted[: BLOCK + 1]:
         assert [run(engine, [case])[case.name] for _ in range(2)] == [expected] * 2, case.name
 
 
 def test_chunk_after_the_image_needs_no_image(family: Family) -> None:
     """E2: the last chunk holds text only; the image may be forgotten before it runs."""
     case = Case("x", (family.picture(31, 5, 4), "What is this? " * 6), 8)
-    engine = family.engine(max_num_batched_tokens=32, encoder_cache_tokens=20)
-    images = images_of(engine, case)
+    images = images_of(family.engine(), case)
+    engine = family.engine(max_num_batched_tokens=32, encoder_cache_tokens=max(i.length for i in images))
     engine.add(case.request)
     answer: list[int] = []
     while engine.scheduler.waiting or engine.scheduler.running[0].num_computed_tokens < images[-1].end:
@@ -218,11 +228,12 @@ def test_same_request_twice_encodes_nothing(family: Family) -> None:
     """E3: the second run starts on cached blocks, past the image, although the embeddings are long gone."""
     case = Case("x", (family.picture(41), "What is this picture of? " * 3), 12)
     other = Case("y", (family.picture(42), "and this?"), 3)
-    engine = family.engine(encoder_cache_tokens=30)
+    num_images = len(images_of(family.engine(), case, other))
+    longest = max(image.length for image in images_of(family.engine(), case))
+    engine = family.engine(encoder_cache_tokens=longest)
     expected = family.greedy(case)
     assert run(engine, [case])["x"] == expected
     run(engine, [other])
-    num_images = len(images_of(engine, case, other))
     assert engine.stats().num_encoded_images == num_images
     engine.add(case.request)
     events = drain(engine)
@@ -291,16 +302,6 @@ def test_same_bytes_in_another_shape_are_another_image(family: Family) -> None:
     assert engine.stats().num_encoded_images == len(images_of(engine, *cases))
 
 
-def near_identical(family: Family) -> Iterator[Image.Image]:
-    """Frames of one camera: the same picture with one spot of another colour."""
-    scene = family.picture(71, 4, 3)
-    for index in range(16):
-        frame = scene.copy()
-        colour = (16 * index, 255 - 16 * index, 99)
-        frame.paste(colour, (family.token_side, 0, 2 * family.token_side, family.token_side))
-        yield frame
-
-
 def test_each_of_16_near_identical_frames_has_its_own_answer(family: Family) -> None:
     """E11: at concurrency 16, with the same question."""
     frames = near_identical(family)
@@ -311,7 +312,7 @@ def test_each_of_16_near_identical_frames_has_its_own_answer(family: Family) -> 
     assert run(engine, cases) == expected
     images = images_of(engine, *cases)
     assert engine.stats().num_encoded_images == len(images)
-    assert len(images) == (80 if family.has_tiles else 16)
+    assert len(images) == 16 * len(images_of(engine, cases[0]))
 
 
 def test_position_delta_is_one_constant_of_the_sequence(family: Family) -> None:

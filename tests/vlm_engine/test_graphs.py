@@ -13,7 +13,7 @@ from tests.vlm_engine.reference import Case, Family, run
 from tests.vlm_engine.test_varlen import documented_kernel
 from vlm_engine.models.graphs import GraphStack
 
-FAMILIES = ["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "smolvlm_checkpoint"]
+FAMILIES = ["qwen3_vl_checkpoint", "qwen2_5_vl_checkpoint", "smolvlm_checkpoint", "gemma3_checkpoint"]
 
 
 class Recorder:

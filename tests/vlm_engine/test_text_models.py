@@ -18,7 +18,7 @@ from vlm_engine.models import VisionLanguageModel, load_model
 LONG = "It is night and the street is empty. " * 6
 
 
-@pytest.fixture(scope="module", params=["llama_checkpoint", "qwen3_checkpoint"])
+@pytest.fixture(scope="module", params=["llama_checkpoint", "qwen3_checkpoint", "gemma3_text_checkpoint"])
 def folder(request: pytest.FixtureRequest) -> Path:
     path: Path = request.getfixturevalue(request.param)
     return path
@@ -121,11 +121,29 @@ def test_the_end_token_ends_the_answer(
     assert text == model.prompts.tokenizer.decode(expected[:end])
 
 
-def test_layers_that_forget_are_refused(tmp_path: Path) -> None:
-    """A sliding window is not what the paged attention computes."""
-    folder = tiny_qwen3(tmp_path)
+def with_layers(folder: Path, **changes: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
-    config |= {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "layer_types": None}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModel, match="sliding_attention are not supported"):
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+def test_layers_with_a_window(tmp_path: Path) -> None:
+    """Whatever the family: here Qwen3, on stock layers, since the CPU kernels know no window."""
+    window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "layer_types": None}
+    folder = with_layers(tiny_qwen3(tmp_path), **window)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    case = Case("x", (LONG,), 12)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert run(make_engine(model, max_num_batched_tokens=20), [case])["x"] == greedy(tokenizer, stock, case)
+    half = load_model(EngineConfig(str(folder), dtype="bfloat16", device="cpu"))
+    assert type(half._stack).__name__ == "StockStack"  # type: ignore[attr-defined]
+    assert len(run(make_engine(half), [case])["x"]) == 12
+
+
+def test_layers_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    folder = with_layers(
+        tiny_qwen3(tmp_path), layer_types=["full_attention", "chunked_attention", "full_attention"]
+    )
+    with pytest.raises(UnsupportedModel, match="chunked_attention are not supported"):
         load_model(EngineConfig(str(folder)))

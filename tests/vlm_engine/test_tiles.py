@@ -20,7 +20,7 @@ from vlm_engine.models.tile_tower import TileTower
 MAKERS: dict[str, Callable[..., Path]] = {"smolvlm": tiny_smolvlm, "idefics3": tiny_idefics3}
 
 
-@pytest.fixture(scope="module", params=[*MAKERS, "internvl"])
+@pytest.fixture(scope="module", params=[*MAKERS, "internvl", "gemma3"])
 def family(request: pytest.FixtureRequest) -> Family:
     return Family.load(request.getfixturevalue(f"{request.param}_checkpoint"))
 

@@ -36,7 +36,8 @@ def documented_kernel(
 ) -> Tensor:
     """``torch.nn.attention.varlen.varlen_attn`` as its docstring tells it, causal from the lower right."""
     assert all(t.dtype == torch.int32 for t in (cu_seq_q, cu_seq_k))
-    assert window_size == (-1, 0)
+    left, right = window_size
+    assert right == 0
     assert enable_gqa == (query.shape[1] != key.shape[-2])
     assert (block_table is None) == (seqused_k is None)
     out = torch.full_like(query, torch.nan)
@@ -51,6 +52,8 @@ def documented_kernel(
         assert num_queries <= max_q
         assert num_keys <= max_k
         mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril_(num_keys - num_queries)
+        if left >= 0:
+            mask.triu_(num_keys - num_queries - left)
         q, k, v = (t.transpose(0, 1)[None] for t in (query[rows], k, v))
         part = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
         out[rows] = part[0].transpose(0, 1)
@@ -70,19 +73,20 @@ def spans_of(block_size: int) -> list[Span]:
 
 
 @pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("window", [None, 1, 5, 600])
 @pytest.mark.parametrize("block_size", [4, 16, 256])
-def test_it_gives_what_plain_attention_gives(block_size: int) -> None:
+def test_it_gives_what_plain_attention_gives(block_size: int, window: int | None) -> None:
     torch.manual_seed(1)
     cpu, spans = torch.device("cpu"), spans_of(block_size)
     cache = KVCache(1, 13 * block_size, NUM_KV_HEADS, HEAD_DIM, dtype=torch.float32, device=cpu)
     cache.keys[0].normal_()
     cache.values[0].normal_()
     query = torch.randn(sum(span.num_queries for span in spans), NUM_HEADS, HEAD_DIM)
-    plain = attend(query, 0, prepare(spans, cache, block_size, cpu), 0.3)
+    plain = attend(query, 0, prepare(spans, cache, block_size, cpu), 0.3, window)
     step = prepare(spans, cache, block_size, cpu, use_varlen=True)
     assert step.varlen is not None
     assert (step.varlen.block_table is not None) == (block_size % 256 == 0)
-    assert torch.allclose(attend(query, 0, step, 0.3), plain, atol=1e-5)
+    assert torch.allclose(attend(query, 0, step, 0.3, window), plain, atol=1e-5)
 
 
 @pytest.fixture
@@ -114,6 +118,7 @@ def test_a_kernel_that_is_not_there_or_lies_is_not_used(
     with monkeypatch.context() as patch:
         patch.setattr(torch_varlen, "varlen_attn", documented_kernel)
         assert varlen.works(*sizes)
+        assert varlen.works(*sizes, window=5)
         patch.setattr(torch_varlen, "varlen_attn", lambda query, *_, **__: query)
         assert not varlen.works(*sizes)
         assert "gives other numbers" in caplog.text

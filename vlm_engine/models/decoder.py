@@ -1,4 +1,4 @@
-"""Decoders with one axis of positions: text models, and the text side of SmolVLM and Idefics3."""
+"""Decoders with one axis of positions: text models, and the text side of families with tiles."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,10 +21,18 @@ class DecoderModel:
         encoder: The vision tower.
         prompts: What reads conversations for it.
         spec: The model's numbers.
+        logit_cap: What logits are bent to stay below, by tanh; None for as they are.
     """
 
     def __init__(
-        self, decoder: Any, head: Any, encoder: ImageEncoder, prompts: PromptPreparer, spec: ModelSpec
+        self,
+        decoder: Any,
+        head: Any,
+        encoder: ImageEncoder,
+        prompts: PromptPreparer,
+        spec: ModelSpec,
+        *,
+        logit_cap: float | None = None,
     ) -> None:
         self.spec = spec
         self.prompts = prompts
@@ -32,6 +40,7 @@ class DecoderModel:
         self._embed = decoder.embed_tokens
         self._head = pack_head(head, use_kernels=spec.use_kernels)
         self._stack = make_stack(decoder, spec)
+        self._logit_cap = logit_cap
 
     @torch.inference_mode()
     def forward(
@@ -45,7 +54,8 @@ class DecoderModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """See `VisionLanguageModel.logits`."""
-        return self._head(hidden)
+        logits, cap = self._head(hidden), self._logit_cap
+        return logits if cap is None else (logits / cap).tanh() * cap
 
 
 def insert_images(embeds: Tensor, images: Sequence[ImageRows]) -> None:

@@ -12,7 +12,7 @@ import torch
 from vlm_engine.errors import ModelLoadError, RequestError
 from vlm_engine.models.base import PreparedPrompt
 from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
-from vlm_engine.models.processing import ProcessorCall, run_starts
+from vlm_engine.models.processing import ProcessorCall, not_special, run_starts
 from vlm_engine.models.tiles import tile_digest, tile_inputs
 from vlm_engine.request import Message
 from vlm_engine.sequence import Placeholder
@@ -33,7 +33,8 @@ class InternVLPrompts:
         self.tokenizer = processor.tokenizer
         self._process = ProcessorCall(processor)
         self._image_token_id = int(config.image_token_id)
-        self._reserved = _reserved(processor)
+        marks = ("image_token", "video_token", "start_image_token", "end_image_token")
+        self._reserved = not_special(self.tokenizer, [str(getattr(processor, name)) for name in marks])
         self._patch = int(config.vision_config.patch_size[0])
         self._scale = round(1 / config.downsample_ratio)
         self._tile_tokens = int(processor.image_seq_length)
@@ -88,11 +89,3 @@ class InternVLPrompts:
     def _run_length(self, token_ids: list[int], start: int) -> int:
         run = takewhile(lambda token_id: token_id == self._image_token_id, token_ids[start:])
         return sum(1 for _ in run)
-
-
-def _reserved(processor: Any) -> list[str]:
-    """Text that the processor reads as an image or a video, and that the tokenizer cannot leave as text."""
-    marks = ("image_token", "video_token", "start_image_token", "end_image_token")
-    added = processor.tokenizer.added_tokens_decoder.values()
-    special = {str(token.content) for token in added if token.special}
-    return [mark for mark in (str(getattr(processor, name)) for name in marks) if mark not in special]

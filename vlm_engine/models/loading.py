@@ -14,6 +14,8 @@ from vlm_engine.attention import register
 from vlm_engine.config import EngineConfig
 from vlm_engine.errors import ModelLoadError, UnsupportedModel
 from vlm_engine.models.base import ModelSpec, PromptPreparer, VisionLanguageModel
+from vlm_engine.models.gemma3 import gemma3, gemma3_text
+from vlm_engine.models.gemma3_prompt import Gemma3Prompts
 from vlm_engine.models.internvl import internvl
 from vlm_engine.models.internvl_prompt import InternVLPrompts
 from vlm_engine.models.memory import Demand, check_memory
@@ -46,6 +48,8 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
+    "gemma3": Family(Gemma3Prompts, gemma3),
+    "gemma3_text": Family(TextPrompts, gemma3_text, AutoModelForCausalLM),
     "idefics3": Family(SmolVLMPrompts, smolvlm),
     "internvl": Family(InternVLPrompts, internvl),
     "llama": Family(TextPrompts, text_model, AutoModelForCausalLM),
@@ -193,9 +197,9 @@ def _load_weights(demand: Demand, family: Family) -> Any:
 
 
 def _check_layers(name: str, text: Any) -> None:
-    """Refuse decoders that forget: the paged attention looks at all that is cached."""
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"}:
+    """Refuse decoders with layers that are no attention over all, or over a window, of what is cached."""
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
         raise UnsupportedModel(f"{name}: layers of kind {', '.join(sorted(kinds))} are not supported")
 
 
@@ -206,8 +210,16 @@ def _spec(demand: Demand, model: Any, stops: frozenset[int]) -> ModelSpec:
     use_varlen = (
         device.type == "cuda"
         and model.dtype in {torch.bfloat16, torch.float16}
-        and works(
-            text.num_attention_heads, text.num_key_value_heads, head_dim, config.block_size, model.dtype
+        and all(
+            works(
+                text.num_attention_heads,
+                text.num_key_value_heads,
+                head_dim,
+                config.block_size,
+                model.dtype,
+                window=window,
+            )
+            for window in _windows(text)
         )
     )
     return ModelSpec(
@@ -225,6 +237,12 @@ def _spec(demand: Demand, model: Any, stops: frozenset[int]) -> ModelSpec:
         use_varlen=use_varlen,
         use_graphs=use_varlen and config.cuda_graphs and not config.block_size % PAGE_MULTIPLE,
     )
+
+
+def _windows(text: Any) -> list[int | None]:
+    """Windows of the layers of a decoder, each once; None for layers that see all."""
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    return [text.sliding_window if kind == "sliding_attention" else None for kind in sorted(kinds)]
 
 
 def _use_kernels(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> bool:

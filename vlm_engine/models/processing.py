@@ -1,7 +1,7 @@
 """A checkpoint's processor at work: one prompt at a time, with errors that name the culprit."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,10 +18,12 @@ class ProcessorCall:
 
     Args:
         processor: The checkpoint's processor, with a chat template.
+        options: For the processor, over what the checkpoint says.
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, **options: Any) -> None:
         self._processor = processor
+        self._options = options
         self._user_text = UserText(processor)
         # why: the fast tokenizer and the image processor are called from several threads
         self._lock = threading.Lock()
@@ -36,7 +38,9 @@ class ProcessorCall:
         images = collect_images(messages)
         with self._lock:
             rendered = self._user_text.render(messages)
-            options = {"add_special_tokens": False} if self._starts_with_bos(rendered.text) else {}
+            options = dict(self._options)
+            if self._starts_with_bos(rendered.text):
+                options["add_special_tokens"] = False
             try:
                 inputs = self._processor(
                     text=[rendered.text],
@@ -61,6 +65,14 @@ class ProcessorCall:
             except Exception:
                 return field
         return "messages"
+
+
+def not_special(tokenizer: Any, texts: Iterable[str]) -> list[str]:
+    """Those of some texts which a processor reads as part of an image, and which the tokenizer cannot leave
+    as text because they are no special tokens."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = {str(token.content) for token in added if token.special}
+    return [text for text in texts if text not in special]
 
 
 def run_starts(token_ids: list[int], token_id: int) -> list[int]:

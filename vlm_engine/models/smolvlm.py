@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from vlm_engine.models.base import ModelSpec
 from vlm_engine.models.decoder import DecoderModel
 from vlm_engine.models.packing import pack_tower
+from vlm_engine.models.siglip import SiglipTower
 from vlm_engine.models.smolvlm_prompt import SmolVLMPrompts
-from vlm_engine.models.tile_tower import Grid, TileTower, joined_projection
+from vlm_engine.models.tile_tower import Grid, TileTower
 from vlm_engine.models.tiles import in_token_order
 
 
@@ -20,7 +20,7 @@ def smolvlm(model: Any, prompts: SmolVLMPrompts, spec: ModelSpec) -> DecoderMode
     return DecoderModel(model.model.text_model, model.lm_head, tower, prompts, spec)
 
 
-class SiglipParts:
+class SiglipParts(SiglipTower):
     """Tower and connector of a stock model; see `TileParts`.
 
     Args:
@@ -29,18 +29,10 @@ class SiglipParts:
     """
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
-        self._vision = model.vision_model
+        super().__init__(model.vision_model, spec)
         self._connector = model.connector
-        self._layers = self._vision.encoder.layers
-        self._device = spec.device
-        attention, projection = self._layers[0].self_attn, self._connector.modality_projection.proj
-        self.num_blocks = len(self._layers)
-        self.num_heads = int(attention.num_heads)
-        self.head_dim = int(attention.head_dim)
         self.scale = int(self._connector.scale_factor)
-        self.text_width = int(projection.out_features)
-        self.extra_rows = torch.empty(0, attention.embed_dim, dtype=spec.dtype, device=spec.device)
-        self._projections = [joined_projection(layer.self_attn, spec) for layer in self._layers]
+        self.text_width = int(self._connector.modality_projection.proj.out_features)
         if spec.use_kernels:
             pack_tower(self._layers, [self._connector])
 
@@ -49,23 +41,6 @@ class SiglipParts:
         side = int(self._vision.embeddings.num_patches_per_side)
         rows, columns = (learned_positions(count, side, self._device) for count in grid[1:])
         return in_token_order(rows[:, None] * side + columns, self.scale)
-
-    def embed(self, pixels: Tensor, positions: Tensor) -> Tensor:
-        """Patches to rows; a convolution whose stride is its kernel is a matrix product."""
-        embeddings = self._vision.embeddings
-        proj = embeddings.patch_embedding
-        patches = linear(pixels, proj.weight.flatten(1), proj.bias)
-        return patches + embeddings.position_embedding(positions)  # type: ignore[no-any-return]
-
-    def project(self, block: int, hidden: Tensor) -> Tensor:
-        """See `TileParts`."""
-        return self._projections[block](self._layers[block].layer_norm1(hidden))
-
-    def finish(self, block: int, hidden: Tensor, attended: Tensor) -> Tensor:
-        """See `TileParts`."""
-        layer = self._layers[block]
-        hidden = hidden + layer.self_attn.out_proj(attended)
-        return hidden + layer.mlp(layer.layer_norm2(hidden))  # type: ignore[no-any-return]
 
     def merge(self, hidden: Tensor) -> Tensor:
         """Last norm, pixel shuffle (a view in this order of rows) and projection."""

@@ -93,7 +93,10 @@ def _deepstack(images: Sequence[ImageRows], embeds: Tensor) -> dict[str, Any]:
 
 def _is_llama_like(decoder: Any) -> bool:
     linears = [module for module in decoder.layers.modules() if isinstance(module, nn.Linear)]
-    return {type(layer).__name__ for layer in decoder.layers} <= LLAMA_LIKE and all(map(can_pack, linears))
+    # why: the kernels know no window
+    has_windows = "sliding_attention" in (getattr(decoder.config, "layer_types", None) or ())
+    names = {type(layer).__name__ for layer in decoder.layers}
+    return names <= LLAMA_LIKE and not has_windows and all(map(can_pack, linears))
 
 
 class NativeStack:

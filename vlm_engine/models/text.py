@@ -15,7 +15,8 @@ from vlm_engine.request import Message
 
 def text_model(model: Any, prompts: "TextPrompts", spec: ModelSpec) -> DecoderModel:
     """Adapter over a stock ``…ForCausalLM``."""
-    return DecoderModel(model.model, model.lm_head, NoTower(), prompts, spec)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    return DecoderModel(model.model, model.lm_head, NoTower(), prompts, spec, logit_cap=cap)
 
 
 class TextPrompts:
