@@ -18,7 +18,8 @@ class GenerationRequest:
     Args:
         request_id: Unique among the requests that are running.
         messages: ``[{"role": …, "content": str | [{"type": "text", "text": str} |
-            {"type": "image", "image": PIL.Image}]}]``.
+            {"type": "image", "image": PIL.Image} |
+            {"type": "video", "frames": [PIL.Image, …], "fps": float}]}]``.
         sampling: How tokens are chosen and when to end.
         priority: Interactive work goes before background work and may preempt it.
         expires_at: On the engine's clock, in seconds; a request that waits then, or whose images are

@@ -21,7 +21,6 @@ from vlm_engine.models.tower import QwenTower
 from vlm_engine.sequence import Placeholder
 from vlm_engine.slices import Slice
 
-Part = str | Image.Image
 TILES: dict[str, Callable[[Any, ModelSpec], TileParts]] = {
     "smolvlm": SiglipParts,
     "idefics3": SiglipParts,
@@ -29,6 +28,17 @@ TILES: dict[str, Callable[[Any, ModelSpec], TileParts]] = {
     "gemma3": Gemma3Parts,
 }
 MIN_LEAD = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Frames of a video in the order of time, `fps` of them a second."""
+
+    frames: tuple[Image.Image, ...]
+    fps: float = 2.0
+
+
+Part = str | Image.Image | Clip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class Case:
 
 
 def as_content(part: Part) -> dict[str, Any]:
+    if isinstance(part, Clip):
+        return {"type": "video", "frames": list(part.frames), "fps": part.fps}
     return {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part}
 
 
@@ -106,9 +118,11 @@ class Family:
             AssertionError: Two tokens are so close that rounding could decide; take another case.
         """
         text = self.processor.apply_chat_template(case.messages, add_generation_prompt=True)
-        images = [part for part in case.parts if not isinstance(part, str)]
+        images = [part for part in case.parts if isinstance(part, Image.Image)]
+        options = self._videos([part for part in case.parts if isinstance(part, Clip)])
         bos = self.processor.tokenizer.bos_token
-        options: dict[str, Any] = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
+        if bos and text.startswith(bos):
+            options["add_special_tokens"] = False
         inputs = self.processor(text=[text], images=images or None, return_tensors="pt", **options)
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         outputs = {"return_dict_in_generate": True, "output_logits": True}
@@ -117,6 +131,28 @@ class Family:
         assert (best[:, 0] - best[:, 1]).min() > MIN_LEAD, f"{case.name}: a token is not clear"
         token_ids: list[int] = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
         return token_ids
+
+    def _videos(self, clips: list[Clip]) -> dict[str, Any]:
+        """What a processor wants of clips whose frames are all read."""
+        if not clips:
+            return {}
+        metadata = [
+            {
+                "total_num_frames": num,
+                "fps": clip.fps,
+                "duration": num / clip.fps,
+                "frames_indices": [*range(num)],
+            }
+            for clip in clips
+            for num in (len(clip.frames),)
+        ]
+        options = {"do_sample_frames": False, "video_metadata": metadata}
+        if not self.has_tiles:
+            options["cap_pixels_per_frame"] = True
+        return {
+            "videos": [np.stack([np.asarray(frame) for frame in clip.frames]) for clip in clips],
+            "videos_kwargs": options,
+        }
 
 
 def _token_side(config: Any) -> int:

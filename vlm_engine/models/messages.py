@@ -1,7 +1,9 @@
 """Checks and digests of conversations that all families share."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
@@ -10,6 +12,22 @@ from vlm_engine.errors import RequestError
 from vlm_engine.request import Message
 
 ROLES = ("system", "user", "assistant")
+DEFAULT_FPS = 2.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """A video of a message.
+
+    Args:
+        frames: Pictures of one size in the order of time, two or more.
+        fps: Frames a second, at which they were taken.
+        field: Where in the messages it is.
+    """
+
+    frames: tuple[Image.Image, ...]
+    fps: float
+    field: str
 
 
 def walk_parts(messages: Sequence[Message]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -42,12 +60,39 @@ def _checked(part: Any, field: str) -> dict[str, Any]:
         return part  # type: ignore[no-any-return]
     if kind == "image" and isinstance(part.get("image"), Image.Image):
         return part  # type: ignore[no-any-return]
-    raise RequestError("a part is {type: text, text: …} or {type: image, image: PIL image}", field=field)
+    if kind == "video":
+        return _checked_video(part, field)
+    raise RequestError(
+        "a part is {type: text, text: …}, {type: image, image: PIL image} or "
+        "{type: video, frames: [PIL image, …], fps: …}",
+        field=field,
+    )
+
+
+def _checked_video(part: dict[str, Any], field: str) -> dict[str, Any]:
+    frames, fps = part.get("frames"), part.get("fps", DEFAULT_FPS)
+    is_list = isinstance(frames, Sequence) and all(isinstance(frame, Image.Image) for frame in frames)
+    if not is_list or len(part["frames"]) < 2:
+        raise RequestError("a video is a list of two or more PIL images", field=f"{field}.frames")
+    if len({(frame.size, frame.mode) for frame in part["frames"]}) > 1:
+        raise RequestError("the frames of a video have one size and one mode", field=f"{field}.frames")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise RequestError("fps must be a positive number", field=f"{field}.fps")
+    return part
 
 
 def collect_images(messages: Sequence[Message]) -> list[tuple[Image.Image, str]]:
     """All images in order, with the fields they came in; the messages are checked on the way."""
     return [(part["image"], field) for field, part in walk_parts(messages) if part["type"] == "image"]
+
+
+def collect_clips(messages: Sequence[Message]) -> list[Clip]:
+    """All videos in order; the messages are checked on the way."""
+    return [
+        Clip(tuple(part["frames"]), float(part.get("fps", DEFAULT_FPS)), field)
+        for field, part in walk_parts(messages)
+        if part["type"] == "video"
+    ]
 
 
 def refuse_reserved_text(messages: Sequence[Message], reserved: Sequence[str]) -> None:

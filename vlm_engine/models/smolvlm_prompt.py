@@ -1,7 +1,8 @@
 """Conversations as SmolVLM and Idefics3 read them: an image becomes tiles and a picture of the whole.
 
 Every tile is an image of its own to the engine, a run of image tokens between markers. So a chunk
-may end in any tile, and the tiles before it need not be encoded again.
+may end in any tile, and the tiles before it need not be encoded again. A frame of a video is one tile,
+after the words that tell its time.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,17 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from vlm_engine.errors import ModelLoadError, RequestError
+from vlm_engine.errors import ImageRejected, ModelLoadError, RequestError
 from vlm_engine.models.base import PreparedPrompt
-from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
+from vlm_engine.models.messages import (
+    Clip,
+    collect_clips,
+    collect_images,
+    image_digest,
+    refuse_reserved_text,
+)
 from vlm_engine.models.processing import ProcessorCall, run_starts
 from vlm_engine.models.tiles import tile_digest, tile_inputs
 from vlm_engine.request import Message
@@ -32,7 +40,9 @@ class SmolVLMPrompts:
 
     def __init__(self, processor: Any, config: Any) -> None:
         self.tokenizer = processor.tokenizer
-        self._process = ProcessorCall(processor)
+        # why: Idefics3's processor has none
+        has_videos = getattr(processor, "video_processor", None) is not None
+        self._process = ProcessorCall(processor, video_options={} if has_videos else None)
         self._image_token_id = int(config.image_token_id)
         self._marker_id = self.tokenizer.convert_tokens_to_ids(processor.fake_image_token)
         self._reserved = _reserved(processor)
@@ -52,19 +62,34 @@ class SmolVLMPrompts:
             RequestError: The messages have no valid shape, or an image cannot be taken.
         """
         refuse_reserved_text(messages, self._reserved)
-        digests = [image_digest(image) for image, _ in collect_images(messages)]
+        digests, clips = (
+            [image_digest(image) for image, _ in collect_images(messages)],
+            collect_clips(messages),
+        )
+        if clips and digests:
+            raise ImageRejected(
+                "this model reads images or videos in one request, not both; send the frames as images",
+                field=clips[0].field,
+            )
         ids, inputs = self._process([_in_parts(message) for message in messages])
-        pixels = inputs.get("pixel_values")
-        images = tile_inputs(None if pixels is None else pixels[0], self._patch, self._scale)
+        pixels = _tile_pixels(inputs.get("pixel_values"), clips)
+        images = tile_inputs(pixels, self._patch, self._scale)
         starts = run_starts(ids, self._image_token_id)
-        tiles = self._tiles(ids, starts)
-        if len(tiles) != len(images) or len({image for image, _ in tiles}) != len(digests):
+        names = _frame_digests(clips) if clips else self._tile_digests(ids, starts, digests)
+        if len(starts) != len(images) or len(names) != len(images):
             raise RequestError("the chat template left out an image", field="messages")
         runs = tuple(
-            Placeholder(start, self._tile_tokens, tile_digest(digests[image], tile), index)
-            for index, (start, (image, tile)) in enumerate(zip(starts, tiles, strict=True))
+            Placeholder(start, self._tile_tokens, digest, index)
+            for index, (start, digest) in enumerate(zip(starts, names, strict=True))
         )
         return PreparedPrompt(ids, torch.arange(len(ids))[None], 0, runs, images)
+
+    def _tile_digests(self, ids: list[int], starts: list[int], digests: Sequence[bytes]) -> list[bytes]:
+        """Digests of the tiles of images; none if there are more or fewer images than digests."""
+        tiles = self._tiles(ids, starts)
+        if len({image for image, _ in tiles}) != len(digests):
+            return []
+        return [tile_digest(digests[image], tile) for image, tile in tiles]
 
     def _tiles(self, token_ids: list[int], starts: list[int]) -> list[tuple[int, int]]:
         """For each run its image and its number in it: an image's last run has a closing marker after it."""
@@ -75,6 +100,20 @@ class SmolVLMPrompts:
             is_next_image = between.count(self._marker_id) > 1
             tiles.append((image + 1, 0) if is_next_image else (image, tile + 1))
         return tiles
+
+
+def _tile_pixels(pixels: Tensor | None, clips: Sequence[Clip]) -> Tensor | None:
+    """``[num_tiles, channels, height, width]``, without the frames that make all videos equally long."""
+    if pixels is None:
+        return None
+    if not clips:
+        return pixels[0]
+    return torch.cat([frames[: len(clip.frames)] for frames, clip in zip(pixels, clips, strict=True)])
+
+
+def _frame_digests(clips: Sequence[Clip]) -> list[bytes]:
+    # why: frames are scaled otherwise than tiles, which have numbers from 0
+    return [tile_digest(image_digest(frame), -1) for clip in clips for frame in clip.frames]
 
 
 def _in_parts(message: Message) -> Message:
@@ -92,4 +131,7 @@ def _reserved(processor: Any) -> list[str]:
     """Text that stands for a part of an image, and that the tokenizer cannot leave as text."""
     added = processor.tokenizer.added_tokens_decoder.values()
     ordinary = [str(token.content) for token in added if not token.special]
-    return [text for text in ordinary if text.startswith(("<row_", "<global-img>", "<image>", "<fake_token"))]
+    video = [processor.video_token] if hasattr(processor, "video_token") else []
+    return video + [
+        text for text in ordinary if text.startswith(("<row_", "<global-img>", "<image>", "<fake_token"))
+    ]

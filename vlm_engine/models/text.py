@@ -39,8 +39,8 @@ class TextPrompts:
             ImageRejected: There is an image among them.
         """
         for field, part in walk_parts(messages):
-            if part["type"] == "image":
-                raise ImageRejected("this model reads no images", field=field)
+            if part["type"] != "text":
+                raise ImageRejected(f"this model reads no {part['type']}s", field=field)
         rendered = self._user_text.render([_joined(message) for message in messages])
         # why: the template writes the special tokens, so the tokenizer must add none
         ids = self.tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
