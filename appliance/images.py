@@ -85,16 +85,25 @@ def image_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image
 
     Raises `ImageError`, also for a payload that is not strict base64.
     """
+    media_type, payload = split_data_uri(uri, "an image", "data:image/jpeg;base64,…")
+    if not media_type.startswith("image/"):
+        raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}, image/… is needed")
+    return image_from_bytes(from_base64(payload, limits.max_bytes, "image"), limits)
+
+
+def split_data_uri(uri: str, what: str, example: str) -> tuple[str, str]:
+    """Media type, in lower case, and base64 payload of a data: URI.
+
+    Raises `ImageError` that says what is wanted instead.
+    """
     header, comma, payload = uri.partition(",")
     scheme, _, rest = header.partition(":")
     media_type, *parameters = [part.strip().lower() for part in rest.split(";")]
     if scheme.lower() != "data" or not comma:
-        raise ImageError("an image has to be a data: URI such as data:image/jpeg;base64,…")
+        raise ImageError(f"{what} has to be a data: URI such as {example}")
     if not parameters or parameters[-1] != "base64":
-        raise ImageError("the data: URI has to be base64: data:image/jpeg;base64,…")
-    if not media_type.startswith("image/"):
-        raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}, image/… is needed")
-    return image_from_bytes(_unbase64(payload, limits), limits)
+        raise ImageError(f"the data: URI has to be base64: {example}")
+    return media_type, payload
 
 
 def image_from_file(path: str | Path, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
@@ -110,9 +119,10 @@ def image_from_file(path: str | Path, limits: ImageLimits = DEFAULT_LIMITS) -> I
         raise ImageError(f"{path}: {error}") from error
 
 
-def _unbase64(payload: str, limits: ImageLimits) -> bytes:
-    if len(payload) > limits.max_bytes * 4 // 3 + 4:
-        raise ImageError(f"the image has more than the {limits.max_bytes} bytes that are accepted")
+def from_base64(payload: str, max_bytes: int, what: str) -> bytes:
+    """The bytes of strict base64; raises `ImageError` when it is not, or more than `max_bytes`."""
+    if len(payload) > max_bytes * 4 // 3 + 4:
+        raise ImageError(f"the {what} has more than the {max_bytes} bytes that are accepted")
     try:
         return binascii.a2b_base64(payload, strict_mode=True)
     except ValueError as error:

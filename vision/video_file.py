@@ -59,8 +59,16 @@ class VideoFile:
         Raises:
             SourceUnreadable: not one frame could be decoded.
         """
-        self.num_lost = 0
         num_read = 0
+        for picture, time_s, stream in self.pictures():
+            yield Frame(self.name, num_read + self.num_lost, time_s, time.time(), upright(picture, stream))
+            num_read += 1
+        if not num_read:
+            raise SourceUnreadable(f"{self.path}: not one frame of the video could be decoded")
+
+    def pictures(self) -> Iterator[tuple[VideoFrame, float, VideoStream]]:
+        """Decoded pictures as they lie, their times in seconds from the start, and their stream."""
+        self.num_lost = 0
         with self._open() as container:
             stream = self._video_stream(container)
             stream.thread_type = "AUTO"
@@ -68,13 +76,7 @@ class VideoFile:
             for picture in self._pictures(container, stream):
                 if self._is_closed:
                     return
-                time_s = times.next(picture)
-                yield Frame(
-                    self.name, num_read + self.num_lost, time_s, time.time(), upright(picture, stream)
-                )
-                num_read += 1
-        if not num_read:
-            raise SourceUnreadable(f"{self.path}: not one frame of the video could be decoded")
+                yield picture, times.next(picture), stream
 
     def close(self) -> None:
         """End a running iteration at its next frame."""
@@ -82,9 +84,12 @@ class VideoFile:
 
     def _open(self) -> InputContainer:
         try:
-            return av.open(str(self.path), options=_OPTIONS, metadata_errors="replace")
+            return self._container()
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise SourceUnreadable(f"{self.path} cannot be read as a video: {_reason(error)}") from error
+
+    def _container(self) -> InputContainer:
+        return av.open(str(self.path), options=_OPTIONS, metadata_errors="replace")
 
     def _video_stream(self, container: InputContainer) -> VideoStream:
         if not container.streams.video:

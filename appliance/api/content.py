@@ -1,4 +1,4 @@
-"""From the messages of a chat request to those of the engine: images fetched from the request or a camera."""
+"""From the messages of a chat request to those of the engine, with images and videos as pictures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,8 @@ from PIL import Image
 
 from appliance.api.errors import ApiError, bad_request
 from appliance.api.schemas import Message, Part
-from appliance.api.services import Services
+from appliance.api.services import ApiLimits, Services
+from appliance.clips import CLIP_FORM, Clip, VideoLimits, clip_from_data_uri, clip_from_frames
 from appliance.images import ImageError, ImageLimits, image_from_bytes, image_from_data_uri
 
 _CAMERA_SCHEME = "camera://"
@@ -20,13 +21,13 @@ async def engine_messages(messages: Sequence[Message], services: Services) -> li
     Raises `ApiError` that names the part: 400 for what is no image or not allowed, 503 for a camera
     that has no frame yet.
     """
-    _check_parts(messages, services.limits.max_images)
+    _check_parts(messages, services.limits)
     frames: dict[str, bytes] = {}
     for where, _, part in _parts(messages):
         name = _camera_name(part)
         if name is not None and name not in frames:
             frames[name] = await _frame(name, f"{where}.{part.type}", services)
-    return await services.in_thread(lambda: _build(messages, frames, services.limits.image))
+    return await services.in_thread(lambda: _build(messages, frames, services.limits))
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, Message, Part]]:
@@ -35,36 +36,46 @@ def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, Message, Part]]:
             yield f"messages[{i}].content[{j}]", message, part
 
 
-def _check_parts(messages: Sequence[Message], max_images: int) -> None:
-    images = [found for found in _parts(messages) if found[2].type != "text"]
-    for number, (where, message, part) in enumerate(images, 1):
+def _check_parts(messages: Sequence[Message], limits: ApiLimits) -> None:
+    num_images = num_videos = 0
+    for where, message, part in _parts(messages):
+        if part.type == "text":
+            continue
         if message.role != "user":
-            raise bad_request(f"{where}: only a user's message may hold images", param=where)
-        if number > max_images:
-            raise bad_request(f"{where}: more than {max_images} images in one request", param=where)
-        _check_url(part, f"{where}.image_url")
+            raise bad_request(f"{where}: only a user's message may hold images and videos", param=where)
+        num_videos += part.is_video
+        num_images += not part.is_video
+        if num_images > limits.max_images:
+            raise bad_request(f"{where}: more than {limits.max_images} images in one request", param=where)
+        if num_videos > limits.max_videos:
+            raise bad_request(f"{where}: more than {limits.max_videos} videos in one request", param=where)
+        for url in part.urls:
+            _check_url(url, part, f"{where}.{part.type}")
 
 
-def _check_url(part: Part, where: str) -> None:
-    if part.image_url is None or _camera_name(part) is not None:
+def _check_url(url: str, part: Part, where: str) -> None:
+    scheme = url[:8].partition(":")[0].lower()
+    if scheme == "data" or _camera_name(part) is not None:
         return
-    scheme = part.image_url.url[:8].partition(":")[0].lower()
-    if scheme == "data":
-        return
+    what, allowed, form = (
+        ("videos", "data: URIs", CLIP_FORM)
+        if part.type == "video_url"
+        else ("images", "data: URIs and camera://NAME", "the image as data:image/jpeg;base64,…")
+    )
     # why: the URL itself is not repeated, since it may hold a password
     reason = (
-        "fetching images over http(s) is off on this server"
+        f"fetching {what} over http(s) is off on this server"
         if scheme in ("http", "https")
-        else "only data: URIs and camera://NAME are accepted"
+        else f"only {allowed} are accepted"
     )
-    message = f"{where}: {reason}; send the image as data:image/jpeg;base64,…"
-    raise bad_request(message, param=where, code="invalid_image_url")
+    code = "invalid_video_url" if part.is_video else "invalid_image_url"
+    raise bad_request(f"{where}: {reason}; send {form}", param=where, code=code)
 
 
 def _camera_name(part: Part) -> str | None:
     if part.type == "camera":
         return part.camera
-    url = part.image_url.url if part.image_url else ""
+    url = part.image_url.url if part.type == "image_url" and part.image_url else ""
     is_camera = url[: len(_CAMERA_SCHEME)].lower() == _CAMERA_SCHEME
     return url[len(_CAMERA_SCHEME) :].rstrip("/") if is_camera else None
 
@@ -79,7 +90,7 @@ async def _frame(name: str, where: str, services: Services) -> bytes:
 
 
 def _build(
-    messages: Sequence[Message], frames: Mapping[str, bytes], limits: ImageLimits
+    messages: Sequence[Message], frames: Mapping[str, bytes], limits: ApiLimits
 ) -> list[dict[str, Any]]:
     built = []
     for i, message in enumerate(messages):
@@ -93,14 +104,25 @@ def _build(
     return built
 
 
-def _build_part(part: Part, where: str, frames: Mapping[str, bytes], limits: ImageLimits) -> dict[str, Any]:
+def _build_part(part: Part, where: str, frames: Mapping[str, bytes], limits: ApiLimits) -> dict[str, Any]:
     if part.type == "text":
         return {"type": "text", "text": part.text}
     field = f"{where}.{part.type}"
     try:
-        return {"type": "image", "image": _image(part, frames, limits)}
+        if part.is_video:
+            clip = _clip(part, limits.video)
+            return {"type": "video", "frames": clip.frames, "fps": clip.fps}
+        return {"type": "image", "image": _image(part, frames, limits.image)}
     except ImageError as error:
-        raise bad_request(f"{field}: {error}", param=field, code="invalid_image") from None
+        code = "invalid_video" if part.is_video else "invalid_image"
+        raise bad_request(f"{field}: {error}", param=field, code=code) from None
+
+
+def _clip(part: Part, limits: VideoLimits) -> Clip:
+    if part.video is not None and part.type == "video":
+        return clip_from_frames(part.video, part.fps, limits)
+    assert part.video_url is not None
+    return clip_from_data_uri(part.video_url.url, part.video_url.fps or part.fps, limits)
 
 
 def _image(part: Part, frames: Mapping[str, bytes], limits: ImageLimits) -> Image.Image:

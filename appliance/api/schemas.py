@@ -1,6 +1,6 @@
 """What a chat completion request may say. Strict: a number in quotes is an error, not a number."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -87,13 +87,43 @@ class ImageUrl(_Strict):
     detail: str | None = None
 
 
-class Part(_Strict):
-    """One piece of a message's content; `camera` (our extension) is a camera's newest frame."""
+Fps = Annotated[float, Field(gt=0, le=240)]
 
-    type: Literal["text", "image_url", "camera"]
+
+class VideoUrl(_Strict):
+    """A video as a `data:` URI: a file, or JPEG frames; `fps` frames a second are taken, or were."""
+
+    url: str
+    fps: Fps | None = None
+
+
+class Part(_Strict):
+    """One piece of a message's content.
+
+    Our extensions are `camera`, a camera's newest frame, and `video`, pictures as `data:` URIs in the order
+    of time, `fps` of them a second (2 unless given).
+    """
+
+    type: Literal["text", "image_url", "camera", "video_url", "video"]
     text: str | None = None
     image_url: Annotated[ImageUrl | None, BeforeValidator(_as_url_object)] = None
     camera: str | None = None
+    video_url: Annotated[VideoUrl | None, BeforeValidator(_as_url_object)] = None
+    video: list[str] | None = None
+    fps: Fps | None = None
+
+    @property
+    def is_video(self) -> bool:
+        """Whether it is a clip."""
+        return self.type in ("video_url", "video")
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Where its pixels are."""
+        if self.type == "video":
+            return self.video or ()
+        target = self.video_url if self.type == "video_url" else self.image_url
+        return (target.url,) if target and self.type != "text" else ()
 
     @model_validator(mode="after")
     def _has_its_field(self) -> "Part":

@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 
 from appliance.api.errors import not_found, unavailable
+from appliance.clips import VideoLimits
 from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
 from appliance.images import ImageLimits
@@ -97,7 +98,9 @@ class ApiLimits:
     max_body_bytes: int = 32 * 2**20
     body_timeout_s: float = 60.0
     max_images: int = 16
+    max_videos: int = 4
     image: ImageLimits = field(default_factory=ImageLimits)
+    video: VideoLimits = field(default_factory=VideoLimits)
 
 
 class Services:

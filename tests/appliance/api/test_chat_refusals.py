@@ -62,7 +62,11 @@ def refused(http: httpx.Client, changes: dict[str, Any], status: int = 400) -> d
             "messages[0]",
             "'tool_calls'",
         ),
-        (user({"type": "input_audio"}), "messages[0].content[0].type", "'text', 'image_url' or 'camera'"),
+        (
+            user({"type": "input_audio"}),
+            "messages[0].content[0].type",
+            "'text', 'image_url', 'camera', 'video_url' or 'video'",
+        ),
         (user({"type": "text"}), "messages[0].content[0]", "needs the field 'text'"),
         (user({"type": "text", "text": 3}), "messages[0].content[0].text", "valid string"),
         (user({"type": "image_url"}), "messages[0].content[0]", "needs the field 'image_url'"),
