@@ -48,6 +48,11 @@ _CLASS_COUNTERS = (
     ("prefix_cache_hits", "Prompt tokens that were found in the KV cache", "cached_tokens"),
     ("generation_tokens", "Tokens generated", "generation_tokens"),
 )
+_SPECULATION = (
+    ("spec_decode_num_drafts", "Times that tokens were proposed for a request", "num_drafts"),
+    ("spec_decode_num_draft_tokens", "Tokens proposed", "num_draft_tokens"),
+    ("spec_decode_num_accepted_tokens", "Proposed tokens that were right", "num_accepted_tokens"),
+)
 _QUEUE_GAUGES = (
     ("queue_depth", "Jobs that wait", "depth"),
     ("queue_pending", "Jobs in the hands of workers", "pending"),
@@ -120,6 +125,8 @@ def engine_families(stats: EngineStats, *, is_up: bool) -> Iterator[Metric]:
     yield from _work_families(stats)
     yield from _class_families(stats)
     yield from turn_families(stats.turns)
+    for name, text, field in _SPECULATION:
+        yield counter(name, text, getattr(stats.speculation, field))
 
 
 def queue_families(status: QueueStatus) -> Iterator[Metric]:

@@ -24,7 +24,8 @@ class Batch:
         token_ids: ``[num_tokens]``.
         positions: ``[num_axes, num_tokens]``.
         images: Image embeddings that go into the rows.
-        sample_rows: ``[num_samples]``, the last row of each chunk that reaches the newest token.
+        sample_rows: ``[num_samples]``, of each chunk that reaches the newest token the row of that, then
+            those of its proposed ones.
         paged: What attention needs.
     """
 
@@ -45,6 +46,7 @@ def build_batch(
     device: torch.device,
     *,
     use_varlen: bool = False,
+    use_graphs: bool = False,
 ) -> Batch:
     """Pack the chunks of a plan.
 
@@ -56,8 +58,9 @@ def build_batch(
         block_size: Tokens a block.
         device: Where the model runs.
         use_varlen: Whether attention runs on the variable-length kernel.
+        use_graphs: Whether steps of single rows are replayed, so that proposed tokens stand as such.
     """
-    ordered = sorted(chunks, key=lambda chunk: chunk.num_tokens > 1)
+    ordered = sorted(chunks, key=lambda chunk: chunk.num_tokens > 1 and not (use_graphs and chunk.proposed))
     first_rows, num_rows = [], 0
     for chunk in ordered:
         first_rows.append(num_rows)
@@ -67,12 +70,18 @@ def build_batch(
         for chunk, first in zip(ordered, first_rows, strict=True)
         for rows in _image_rows(chunk, first, features)
     ]
-    token_ids = [t for chunk in ordered for t in chunk.sequence.token_ids[chunk.start : chunk.end]]
+    token_ids = [t for chunk in ordered for t in chunk.token_ids]
     positions = torch.cat(
-        [chunk_positions(prompts[c.sequence.request_id], c.start, c.end) for c in ordered], dim=1
+        [chunk_positions(prompts[c.sequence.request_id], c.start, c.start + c.num_tokens) for c in ordered],
+        dim=1,
     )
-    samples = [first + c.num_tokens - 1 for c, first in zip(ordered, first_rows, strict=True) if c.samples]
-    spans = [Span(c.num_tokens, c.end, c.sequence.block_ids, _both_ways(c)) for c in ordered]
+    samples = [
+        row
+        for c, first in zip(ordered, first_rows, strict=True)
+        if c.samples
+        for row in range(first + c.end - c.start - 1, first + c.num_tokens)
+    ]
+    spans = [span for chunk in ordered for span in _spans(chunk, use_graphs=use_graphs)]
     return Batch(
         tuple(ordered),
         torch.tensor(token_ids, device=device),
@@ -81,6 +90,18 @@ def build_batch(
         torch.tensor(samples, dtype=torch.long, device=device),
         prepare(spans, cache, block_size, device, use_varlen=use_varlen),
     )
+
+
+def _spans(chunk: Chunk, *, use_graphs: bool) -> list[Span]:
+    """A chunk as attention sees it.
+
+    why: keys and values of all rows are written before any is read, so that a row of its own that sees one
+    position more than the row before gives the same as a row of a chunk, and fits a recorded decode step.
+    """
+    block_ids, end = chunk.sequence.block_ids, chunk.start + chunk.num_tokens
+    if use_graphs and chunk.proposed:
+        return [Span(1, seen, block_ids) for seen in range(chunk.end, end + 1)]
+    return [Span(chunk.num_tokens, end, block_ids, _both_ways(chunk))]
 
 
 def chunk_positions(prompt: PreparedPrompt, start: int, end: int) -> Tensor:

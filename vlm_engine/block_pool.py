@@ -37,8 +37,8 @@ class BlockPool:
     """Reference counts and content hashes of a fixed number of KV blocks.
 
     A block that nobody holds keeps its hash until it is handed out again, so a finished request's
-    prefix stays usable; the block that was released longest ago is handed out first, and blocks
-    that were released to be kept after all others.
+    prefix stays usable; blocks that nothing can be found in are handed out first, then the block that was
+    released longest ago, and blocks that were released to be kept after all others.
 
     Args:
         num_blocks: Blocks in the cache.
@@ -128,8 +128,10 @@ class BlockPool:
             self._ref_counts[block_id] -= 1
             assert self._ref_counts[block_id] >= 0, f"block {block_id} released more often than held"
             if not self._ref_counts[block_id]:
-                is_kept = keep and self._hashes[block_id] is not None
-                (self._kept if is_kept else self._free)[block_id] = None
+                is_found = self._hashes[block_id] is not None
+                (self._kept if keep and is_found else self._free)[block_id] = None
+                if not is_found:
+                    self._free.move_to_end(block_id, last=False)
         while len(self._kept) > self.num_kept:
             self._free[self._kept.popitem(last=False)[0]] = None
 

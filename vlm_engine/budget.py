@@ -57,6 +57,12 @@ class StepBudget(Protocol):
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """How many pieces of a detector's turn fit; ``costs_ms[i]`` is what its first ``i + 1`` take."""
 
+    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
+        """How many proposed tokens fit beside a decode; ``costs_ms[i]`` is what the first ``i + 1`` take."""
+
+    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
+        """Book proposed tokens that the step computes beside a decode."""
+
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """Book tokens that the step computes."""
 
@@ -81,7 +87,7 @@ class StaticBudget:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_encoder_tokens = max_encoder_tokens or max_num_batched_tokens
         self.counts: Counter[str] = Counter()
-        self._tokens = self._encoder_tokens = self._reserved = 0
+        self._tokens = self._encoder_tokens = self._reserved = self._num_decodes = 0
         self._has_prompt = False
 
     def begin(
@@ -94,6 +100,7 @@ class StaticBudget:
     ) -> None:
         """See `StepBudget`."""
         self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
+        self._num_decodes = sum(s.is_decoding for s in running)
         decodes = sum(s.is_decoding and not s.is_interactive for s in running)
         self._reserved = min(decodes, self._tokens - 1)
         self._has_prompt = False
@@ -118,6 +125,14 @@ class StaticBudget:
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
         return len(costs_ms)
+
+    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
+        """See `StepBudget`."""
+        return max(0, min(len(costs_ms), (self._tokens - self._num_decodes) // 2))
+
+    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
+        """See `StepBudget`."""
+        self._tokens -= num_tokens
 
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
@@ -288,6 +303,18 @@ class TimeBudget:
         """See `StepBudget`; a piece that is longer than every allowance runs while no chat computes."""
         fits = bisect_right(costs_ms, self._background_allowance_ms - self.predicted_ms)
         return fits or int(not self.has_chats)
+
+    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
+        """See `StepBudget`."""
+        fits = bisect_right(costs_ms, self._allowance_of(sequence) - self.predicted_ms)
+        # why: decodes that are still to be planned need a token each
+        return max(0, min(fits, (self.max_num_batched_tokens - self._steps.num_tokens) // 2))
+
+    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
+        """See `StepBudget`."""
+        self._steps += StepWork(num_tokens)
+        self._steps_ms += cost_ms
+        self._book(sequence, cost_ms)
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms

@@ -50,6 +50,7 @@ _WITHOUT_COST = frozenset(
         "model",
         "num_threads",
         "scheduler",
+        "speculative",
         "trace_steps",
     }
 )
@@ -97,6 +98,13 @@ class VariedBudget:
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
         return 0
+
+    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
+        """See `StepBudget`."""
+        return 0
+
+    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
+        """See `StepBudget`."""
 
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""

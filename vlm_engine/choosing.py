@@ -1,10 +1,13 @@
-"""The next token of every sequence of a step, with whatever its request wants around it.
+"""The next tokens of every sequence of a step, with whatever its request wants around them.
 
-A step whose requests want nothing but a draw goes straight to the sampler.
+A step whose requests want nothing but a draw goes straight to the sampler. Proposed tokens are checked in
+the order of the text: what a request wants sees each position as it would without proposals, and so do its
+random numbers, so that no token changes.
 """
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -13,6 +16,8 @@ from vlm_engine.grammar import GrammarError, GrammarMatcher
 from vlm_engine.logits import LogitEditor
 from vlm_engine.sampler import make_generator, sample
 from vlm_engine.sequence import Sequence
+
+NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,23 @@ class RowLogprobs:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Run:
+    """What a sequence says next: a token, and behind it the proposed ones that it said itself, one more last.
+
+    Args:
+        token_ids: At least one unless it failed.
+        logprobs: One for each, if the request wants them.
+        ended: Whether the text is complete with the last one, because its form is.
+        failed: Why there is no next token.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[RowLogprobs] = field(default_factory=list)
+    ended: bool = False
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +83,72 @@ class TokenChooser:
         self.is_plain = self.editor is None and matcher is None and self.params.logprobs is None
 
 
-def choose(logits: Tensor, choosers: Many[TokenChooser]) -> Choices:
+def choose_runs(logits: Tensor, choosers: Many[TokenChooser], proposals: Many[tuple[int, ...]]) -> list[Run]:
+    """Choose the tokens of each sequence, one position at a time as long as its proposed tokens are right.
+
+    Args:
+        logits: Float ``[num_rows, vocab_size]``, of each sequence a row and one for each proposed token; rows
+            may be changed in place.
+        choosers: One for each sequence.
+        proposals: Of each sequence, what it may say next.
+    """
+    is_sound = logits.amax(dim=-1).isfinite().tolist()
+    if not any(proposals):
+        choices = choose(logits, choosers)
+        runs = [Run(failed=None if sound else NOT_FINITE) for sound in is_sound]
+        for index, run in enumerate(runs):
+            _take(run, choices, index)
+        return runs
+    first_rows = [0, *accumulate(1 + len(proposed) for proposed in proposals)]
+    runs = [Run(failed=None if is_sound[row] else NOT_FINITE) for row in first_rows[:-1]]
+    alive, depth = list(range(len(runs))), 0
+    while alive:
+        rows = [first_rows[index] + depth for index in alive]
+        own = logits if len(rows) == len(logits) else logits[rows]
+        choices = choose(own, [choosers[i] for i in alive], [runs[i].token_ids for i in alive])
+        for place, index in enumerate(alive):
+            _take(runs[index], choices, place)
+        alive = [
+            index
+            for index in alive
+            if _goes_on(runs[index], proposals[index], depth) and is_sound[first_rows[index] + depth + 1]
+        ]
+        depth += 1
+    return runs
+
+
+def _take(run: Run, choices: "Choices", row: int) -> None:
+    """Add what was chosen in a row to a run."""
+    if row in choices.failed:
+        # why: behind a token that is right the next step will find the same, and then there is none
+        run.failed = None if run.token_ids else run.failed or choices.failed[row]
+        return
+    run.token_ids.append(choices.token_ids[row])
+    run.ended = row in choices.ended
+    if row in choices.logprobs:
+        run.logprobs.append(choices.logprobs[row])
+
+
+def _goes_on(run: Run, proposed: tuple[int, ...], depth: int) -> bool:
+    """Whether the token at `depth` is the proposed one, so that the row behind it counts."""
+    has_token = len(run.token_ids) == depth + 1 and not run.failed and not run.ended
+    return has_token and depth < len(proposed) and run.token_ids[depth] == proposed[depth]
+
+
+def choose(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Many[int]] | None = None) -> Choices:
     """Choose a token for each row.
 
     Args:
         logits: Float ``[num_seqs, vocab_size]``; rows may be changed in place.
         choosers: One for each row.
+        runs: What each has chosen in this step already.
     """
     if all(each.is_plain for each in choosers):
         return Choices(_sample(logits, choosers))
     told = [row for row, each in enumerate(choosers) if each.params.logprobs is not None]
     # why: taken before anything is edited, so that they are the model's own, as in vLLM
     logprobs = logits[told].float().log_softmax(dim=-1)
-    failed = _edit(logits, choosers)
+    failed = _edit(logits, choosers, runs or [()] * len(choosers))
     token_ids = _sample(logits, choosers)
     return Choices(
         token_ids,
@@ -87,12 +162,12 @@ def choose(logits: Tensor, choosers: Many[TokenChooser]) -> Choices:
     )
 
 
-def _edit(logits: Tensor, choosers: Many[TokenChooser]) -> dict[int, str]:
+def _edit(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Many[int]]) -> dict[int, str]:
     """Change the rows of those who want it, in place; returns why some cannot go on."""
     failed = {}
-    for index, (row, each) in enumerate(zip(logits, choosers, strict=True)):
+    for index, (row, each, run) in enumerate(zip(logits, choosers, runs, strict=True)):
         if each.editor is not None:
-            each.editor.edit(row)
+            each.editor.edit(row, run)
         if each.matcher is not None:
             try:
                 each.matcher.edit(row)

@@ -8,6 +8,7 @@ SchedulerKind = Literal["latency", "static"]
 CpuKernels = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8"]
 EncodeRoad = Literal["auto", "between", "beside"]
+SpeculativeMethod = Literal["ngram"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,42 @@ class TurnConfig:
     def __post_init__(self) -> None:
         if not 0 < self.min_per_s <= 1000:
             raise ValueError(f"min_per_s: must be above 0 and at most 1000, not {self.min_per_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """Which tokens are guessed and computed beside the next one; names as in vLLM.
+
+    Args:
+        method: ``ngram`` takes what followed when the last tokens stood in prompt or output before.
+        num_speculative_tokens: Most tokens guessed at once.
+        prompt_lookup_min: Fewest last tokens that must stand there.
+        prompt_lookup_max: Most last tokens that are looked for.
+        max_cached_answers: So many of the newest answers to background requests (descriptions of frames) are
+            looked in as well for such requests, as they often say the same; 0 for none.
+
+    Raises:
+        ValueError: A number is out of its range; the message names the field.
+    """
+
+    method: SpeculativeMethod = "ngram"
+    num_speculative_tokens: int = 6
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    max_cached_answers: int = 64
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(SpeculativeMethod):
+            known = ", ".join(get_args(SpeculativeMethod))
+            raise ValueError(f"method: must be one of {known}, not {self.method}")
+        if not 0 <= self.max_cached_answers <= 10000:
+            raise ValueError(f"max_cached_answers: must be from 0 to 10000, not {self.max_cached_answers}")
+        for name, most in (("num_speculative_tokens", 32), ("prompt_lookup_min", 32)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name}: must be from 1 to {most}, not {getattr(self, name)}")
+        if not self.prompt_lookup_min <= self.prompt_lookup_max <= 32:
+            allowed = f"from prompt_lookup_min ({self.prompt_lookup_min}) to 32"
+            raise ValueError(f"prompt_lookup_max: must be {allowed}, not {self.prompt_lookup_max}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +106,8 @@ class EngineConfig:
             ``auto`` for the user's cache (``XDG_CACHE_HOME``), ``off``, or a folder.
         trace_steps: How many of the newest steps are kept in detail, to be looked at by
             `appliance bench trace`; 0 keeps none.
+        speculative: Guess tokens and compute several at once; None for one at a time. No answer changes, but
+            where rounding depends on what is computed together (CUDA, torch's bfloat16) and two tokens tie.
 
     Raises:
         ValueError: A number is out of its range; the message names the field.
@@ -98,6 +137,7 @@ class EngineConfig:
     encode: EncodeRoad = "auto"
     cost_cache: str = "off"
     trace_steps: int = 0
+    speculative: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
         self._check_counts()

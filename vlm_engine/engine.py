@@ -10,6 +10,7 @@ import torch
 from vlm_engine.answers import Answers, AnswerText
 from vlm_engine.block_pool import BlockPool
 from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
+from vlm_engine.choosing import Run
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
 from vlm_engine.encoder_cache import EncoderCache
@@ -18,11 +19,12 @@ from vlm_engine.grammar import Grammars
 from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
-from vlm_engine.plan import StepPlan
+from vlm_engine.plan import Chunk, StepPlan
 from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
+from vlm_engine.speculation import SpeculationStats, Speculator
 from vlm_engine.token_bytes import TokenBytes
 from vlm_engine.trace import StepTimes, StepTrace, Tracer
 from vlm_engine.turn import Turn, TurnStats
@@ -70,6 +72,7 @@ class Engine:
             num_chat_blocks=int(config.chat_kv_reserve * pool.num_blocks),
             enable_prefix_caching=config.enable_prefix_caching,
             encodes_beside=self.runner.encodes_beside,
+            speculator=Speculator(config.speculative) if config.speculative else None,
         )
         spec = self.model.spec
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
@@ -197,13 +200,14 @@ class Engine:
         self._learn(plan, result)
         end_s = self._clock()
         self._trace(plan, StepTimes(start_s, planned_s, lent_s, end_s, result.encode_ms, result.forward_ms))
-        sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
-        for sequence in sampled:
-            if sequence.request_id in result.broken:
-                events += self._give_up([sequence], result.broken[sequence.request_id])
+        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        for chunk in sampled:
+            if chunk.sequence.request_id in result.broken:
+                events += self._give_up([chunk.sequence], result.broken[chunk.sequence.request_id])
         self.scheduler.commit(plan)
         now = self._clock()
-        return events + [self._advance(s, result, now) for s in sampled if s.finish_reason is None]
+        going_on = (chunk for chunk in sampled if chunk.sequence.finish_reason is None)
+        return events + [self._advance(c, result.runs[c.sequence.request_id], now) for c in going_on]
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request in any state and free all it holds; returns its last event if it ran."""
@@ -239,6 +243,8 @@ class Engine:
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
         self.scheduler.preemptions.clear()
+        if self.scheduler.speculator is not None:
+            self.scheduler.speculator.start_over()
         self.metrics = EngineMetrics()
         if self.tracer is not None:
             self.tracer = Tracer(self.config.trace_steps, self.cost_model)
@@ -264,6 +270,7 @@ class Engine:
             self.metrics.slices.snapshot(model.slice_error, factor * model.encoder.residual_ms),
             self.metrics.classes(scheduler.running, scheduler.waiting),
             turns=scheduler.turns.stats() if scheduler.turns else TurnStats(),
+            speculation=scheduler.speculator.stats if scheduler.speculator else SpeculationStats(),
         )
 
     def trace(self, first: int = 0) -> list[StepTrace] | None:
@@ -292,6 +299,8 @@ class Engine:
             work = plan.step_work
             self.metrics.steps.add(result.forward_ms, model.step_ms(work, wide=result.wide))
             model.learn_step(work, result.forward_ms, wide=result.wide)
+            if self.scheduler.speculator is not None:
+                self.scheduler.speculator.costs.learn(plan.chunks, result.forward_ms)
         if plan.encodes:
             slices = plan.slice_work
             self.metrics.slices.add(result.encode_ms, model.slice_ms(slices, beside=result.beside))
@@ -313,21 +322,32 @@ class Engine:
         budget = self.scheduler.budget
         return budget.allowance_ms if isinstance(budget, TimeBudget) else None
 
-    def _advance(self, sequence: Sequence, result: StepResult, now: float) -> TokenEvent:
-        """Append a sampled token and tell what text it completes."""
-        name = sequence.request_id
+    def _advance(self, chunk: Chunk, run: Run, now: float) -> TokenEvent:
+        """Append the tokens that a sequence said and tell what text they complete."""
+        sequence = chunk.sequence
+        event = self._append(sequence, run, 0, now)
+        for index in range(1, len(run.token_ids)):
+            if event.finish_reason is not None:
+                break
+            event = event.merged(self._append(sequence, run, index, now))
+        if chunk.proposed:
+            self.scheduler.accept(chunk, len(run.token_ids) - 1)
+        if event.finish_reason is None:
+            return event
+        self.scheduler.finish(sequence, event.finish_reason)
+        return self._end(sequence, event.finish_reason, event)
+
+    def _append(self, sequence: Sequence, run: Run, index: int, now: float) -> TokenEvent:
+        """Append one token of a run and tell what text it completes."""
         self.metrics.add_token(sequence, now)
         if sequence.first_token_s is None:
             sequence.first_token_s = now
             self._start_others(sequence)
         sequence.last_token_s = now
-        reason = sequence.append(result.token_ids[name])
-        reason = "stop" if name in result.ended else reason
-        event = self._texts[name].tell(sequence, reason, result.logprobs.get(name))
-        if event.finish_reason is None:
-            return event
-        self.scheduler.finish(sequence, event.finish_reason)
-        return self._end(sequence, event.finish_reason, event)
+        reason = sequence.append(run.token_ids[index])
+        is_complete = run.ended and index == len(run.token_ids) - 1
+        logprobs = run.logprobs[index] if run.logprobs else None
+        return self._texts[sequence.request_id].tell(sequence, "stop" if is_complete else reason, logprobs)
 
     def _start_others(self, first: Sequence) -> None:
         """Start a request's other answers now that they find its prompt cached."""

@@ -6,6 +6,7 @@ penalties, then tokens that may not come.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
 
 import torch
 from torch import Tensor
@@ -35,14 +36,20 @@ class LogitEditor:
         """Whether a request with these settings changes any logit."""
         return params.has_penalty or bool(params.logit_bias) or params.min_tokens > 0
 
-    def edit(self, row: Tensor) -> None:
-        """Change the logits of the sequence's next token, float ``[vocab_size]``, in place."""
+    def edit(self, row: Tensor, run: Many[int] = ()) -> None:
+        """Change the logits of the sequence's next token, float ``[vocab_size]``, in place.
+
+        Args:
+            row: Logits after the sequence's tokens and `run`.
+            run: Tokens that this step has chosen already.
+        """
         sequence = self._sequence
         if self._bias is not None:
             self._bias.edit(row)
         if self._penalties is not None:
-            self._penalties.edit(row, sequence.token_ids, sequence.num_prompt_tokens)
-        if self._ends and sequence.num_output_tokens < sequence.request.sampling.min_tokens:
+            token_ids = [*sequence.token_ids, *run] if run else sequence.token_ids
+            self._penalties.edit(row, token_ids, sequence.num_prompt_tokens)
+        if self._ends and sequence.num_output_tokens + len(run) < sequence.request.sampling.min_tokens:
             # why: a checkpoint's end token need not be in its vocabulary
             row[_ids((each for each in self._ends if each < len(row)), row)] = -torch.inf
 

@@ -11,6 +11,7 @@ from typing import get_args
 from vlm_engine.books import Histogram, HistogramSnapshot, WorkBooks, WorkStats, sums
 from vlm_engine.request import FinishReason, Priority
 from vlm_engine.sequence import Sequence
+from vlm_engine.speculation import SpeculationStats
 from vlm_engine.turn import TurnStats
 
 # Upper bounds in seconds: fine around what chats are promised, coarse behind it.
@@ -105,6 +106,7 @@ class EngineStats:
         classes: Requests by priority.
         num_restarts: Earlier engines whose counts are part of these.
         turns: Detectors that share the device.
+        speculation: Tokens that were proposed.
     """
 
     num_running: int
@@ -123,6 +125,7 @@ class EngineStats:
     classes: dict[Priority, ClassStats]
     num_restarts: int = 0
     turns: TurnStats = field(default_factory=TurnStats)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     @property
     def num_preemptions(self) -> int:
@@ -159,6 +162,7 @@ class EngineStats:
             classes={name: stats.after(earlier.classes[name]) for name, stats in self.classes.items()},
             num_restarts=earlier.num_restarts + self.num_restarts + 1,
             turns=self.turns.after(earlier.turns),
+            speculation=self.speculation.after(earlier.speculation),
         )
 
 

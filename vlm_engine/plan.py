@@ -7,31 +7,46 @@ from vlm_engine.sequence import Placeholder, Sequence
 from vlm_engine.turn import Turn
 
 
-def chunk_work(start: int, end: int, *, samples: bool) -> StepWork:
-    """What the cost model needs to know of positions ``[start, end)`` of a sequence."""
+def chunk_work(start: int, end: int, *, samples: bool, num_proposed: int = 0) -> StepWork:
+    """What the cost model needs to know of positions ``[start, end)`` of a sequence, and of proposed ones."""
     num_tokens = end - start
     if num_tokens == 1:
-        return StepWork(1, int(samples), num_context=end)
+        num_rows = 1 + num_proposed
+        return StepWork(num_rows, num_rows * samples, num_context=end, num_pairs=num_proposed * end)
     return StepWork(num_tokens, int(samples), num_pairs=num_tokens * start + num_tokens**2 // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions ``[start, end)`` of a sequence that the step computes."""
+    """Positions ``[start, end)`` of a sequence that the step computes.
+
+    Args:
+        sequence: The sequence.
+        start: First position.
+        end: Position after the last one that the sequence has a token for.
+        proposed: Of a decode, tokens that may follow; they are computed as well, and those that turn out to
+            be what the model says itself are taken over.
+    """
 
     sequence: Sequence
     start: int
     end: int
+    proposed: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the chunk."""
-        return self.end - self.start
+        """Tokens of the chunk, proposed ones too."""
+        return self.end - self.start + len(self.proposed)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens themselves."""
+        return [*self.sequence.token_ids[self.start : self.end], *self.proposed]
 
     @property
     def work(self) -> StepWork:
         """What the cost model needs to know of it."""
-        return chunk_work(self.start, self.end, samples=self.samples)
+        return chunk_work(self.start, self.end, samples=self.samples, num_proposed=len(self.proposed))
 
     @property
     def samples(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vlm_engine.batch import build_batch
 from vlm_engine.beside import SideThread
-from vlm_engine.choosing import RowLogprobs, TokenChooser, choose
+from vlm_engine.choosing import Run, TokenChooser, choose_runs
 from vlm_engine.config import EngineConfig
 from vlm_engine.grammar import GrammarMatcher
 from vlm_engine.kv_cache import KVCache, bytes_per_token
@@ -19,29 +19,24 @@ from vlm_engine.models.free_memory import free_memory
 from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
 
-NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave: a token for each sequence whose chunk reached its newest token.
+    """What a step gave: at least one token for each sequence whose chunk reached its newest token.
 
     Args:
-        token_ids: By request id.
+        runs: By request id.
         broken: Why a request has no next token, by id.
-        ended: Requests whose text is complete with this token, because its form is.
-        logprobs: By id, for the requests that want them.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
         beside: Whether both ran at the same time.
         wide: Whether the forward pass took the thread too that is else left to the encoder and to others.
     """
 
-    token_ids: dict[str, int] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
-    ended: frozenset[str] = frozenset()
-    logprobs: dict[str, RowLogprobs] = field(default_factory=dict)
     encode_ms: float = 0.0
     forward_ms: float = 0.0
     beside: bool = False
@@ -149,22 +144,17 @@ class ModelRunner:
             self._block_size,
             device,
             use_varlen=self.model.spec.use_varlen,
+            use_graphs=self.model.spec.use_graphs,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
-        sampled = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        sampled = [chunk for chunk in batch.chunks if chunk.samples]
         if not sampled:
             return StepResult()
         logits = self.model.logits(hidden[batch.sample_rows])
-        is_sound = logits.amax(dim=-1).isfinite().tolist()
-        names = [sequence.request_id for sequence in sampled]
-        choices = choose(logits, [self._choosers[name] for name in names])
-        broken = {name: NOT_FINITE for name, sound in zip(names, is_sound, strict=True) if not sound}
-        return StepResult(
-            dict(zip(names, choices.token_ids, strict=True)),
-            {names[row]: reason for row, reason in choices.failed.items()} | broken,
-            frozenset(names[row] for row in choices.ended),
-            {names[row]: told for row, told in choices.logprobs.items()},
-        )
+        names = [chunk.sequence.request_id for chunk in sampled]
+        choosers = [self._choosers[name] for name in names]
+        runs = dict(zip(names, choose_runs(logits, choosers, [c.proposed for c in sampled]), strict=True))
+        return StepResult(runs, {name: run.failed for name, run in runs.items() if run.failed})
 
     def _encode(self, item: EncodeItem) -> None:
         started = time.perf_counter()

@@ -20,6 +20,7 @@ from vlm_engine.pace import Owed
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan, chunk_work
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
+from vlm_engine.speculation import Speculator
 from vlm_engine.turn import Turn
 from vlm_engine.turn_queue import TurnQueue
 
@@ -54,6 +55,7 @@ class Scheduler:
         turns: Detectors that share the device, None where none does.
         encodes_beside: Encoder slices run at the same time as the chunks of their step, so that a chunk
             reads only images that were encoded in earlier steps.
+        speculator: Proposes tokens for sequences that decode, None for none.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         turns: TurnQueue | None = None,
         encodes_beside: bool = False,
+        speculator: Speculator | None = None,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
@@ -77,6 +80,7 @@ class Scheduler:
         self.enable_prefix_caching = enable_prefix_caching
         self.turns = turns
         self.encodes_beside = encodes_beside
+        self.speculator = speculator
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
@@ -130,6 +134,21 @@ class Scheduler:
             self._publish(sequence)
             self._release_images(sequence, chunk)
 
+    def accept(self, chunk: Chunk, num_accepted: int) -> None:
+        """Book what became of proposed tokens, after the sequence took those over that were right.
+
+        invariant: only tokens of the sequence are ever published, and blocks that only rejected ones reached
+        are given back.
+        """
+        sequence, size = chunk.sequence, self.pool.block_size
+        if self.speculator is not None:
+            self.speculator.book(sequence, len(chunk.proposed), num_accepted)
+        sequence.num_computed_tokens = sequence.num_tokens - 1
+        self._publish(sequence)
+        num_kept = -(-sequence.num_computed_tokens // size)
+        self.pool.release(sequence.block_ids[num_kept:])
+        del sequence.block_ids[num_kept:]
+
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence in any state and free all that it holds.
 
@@ -145,6 +164,8 @@ class Scheduler:
         for line in (self.waiting, self.running):
             if sequence in line:
                 line.remove(sequence)
+        if self.speculator is not None:
+            self.speculator.end(sequence, reason)
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
 
@@ -178,6 +199,8 @@ class Scheduler:
         """Give out the budget in order of importance; memory follows the same order."""
         longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
         self.budget.begin(self.running, self.waiting, now, longest_ms, self._owed)
+        if self.speculator is not None:
+            self.speculator.begin(self.running)
         self._serve_class(draft, now, is_interactive=True)
         draft.turn = self.turns.propose(self.budget, now) if self.turns else None
         if draft.turn:
@@ -231,12 +254,32 @@ class Scheduler:
         if end > start and self._reserve_blocks(sequence, end, draft):
             self.budget.spend_tokens(sequence, end - start)
             draft.planned.add(sequence.request_id)
-            draft.chunks.append(Chunk(sequence, start, end))
+            draft.chunks.append(Chunk(sequence, start, end, self._propose(sequence)))
         elif end > start:
             stalls.append("memory")
         elif not num_tokens:
             stalls.append("budget")
         return [] if sequence.request_id in draft.planned else stalls
+
+    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+        """Tokens to be computed beside a decode that was just planned, with blocks for them.
+
+        why: a guess is not worth anybody's place, so that it takes only blocks which no decode may need.
+        """
+        if self.speculator is None or not sequence.is_decoding:
+            return ()
+        size, held = self.pool.block_size, len(sequence.block_ids)
+        num_kept = len(self.running) + self._num_withheld(sequence, 1)
+        num_free = max(0, self.pool.num_free - num_kept)
+        room = (held + num_free) * size - sequence.num_tokens
+        proposed, cost_ms = self.speculator.propose(
+            sequence, room, lambda costs_ms: self.budget.fit_proposed(sequence, costs_ms)
+        )
+        if proposed:
+            self.budget.spend_proposed(sequence, len(proposed), cost_ms)
+            num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
+            sequence.block_ids += self.pool.allocate(max(0, num_missing))
+        return proposed
 
     def _admit(self, sequence: Sequence, draft: _Draft) -> list[str]:
         """Start a waiting sequence on its cached prefix; returns why it cannot start, if so."""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.vlm_engine.guesses import Guesses
 from tests.vlm_engine.reference import (
     Case,
     Family,
@@ -144,6 +145,16 @@ def test_eight_sequences_that_come_and_go(
     images = images_of(engine, *(case for case, _ in mixed))
     assert engine.stats().num_encoded_images == len(images)
     assert family.has_tiles or len(images) == 6
+
+
+def test_eight_sequences_with_proposed_tokens(family: Family, mixed: list[tuple[Case, list[int]]]) -> None:
+    """Right and wrong ones beside chunks of prompts; then once more on what was left in the cache."""
+    engine = family.engine(max_num_batched_tokens=24, max_num_seqs=5)
+    coming = {case.name: expected for case, expected in mixed}
+    engine.scheduler.speculator = guesses = Guesses(coming)
+    for every in (1, 5):
+        assert run(engine, [case for case, _ in mixed], every=every) == coming
+    assert guesses.stats.num_draft_tokens > guesses.stats.num_accepted_tokens > 20
 
 
 def test_eight_sequences_in_too_little_memory(family: Family, mixed: list[tuple[Case, list[int]]]) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.vlm_engine.test_engine import picture
 from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, SamplingParams, StructuredOutput
+from vlm_engine.config import SpeculativeConfig
 from vlm_engine.models import load_model
 from vlm_engine.models.messages import image_digest
 from vlm_engine.request import TokenEvent
@@ -42,6 +43,7 @@ class Fuzz:
             kv_cache_tokens=512,
             max_num_seqs=6,
             max_num_batched_tokens=48,
+            speculative=SpeculativeConfig(prompt_lookup_min=1),
         )
         self.now = 0.0
         self.engine = Engine(config, model=load_model(config), clock=lambda: self.now)

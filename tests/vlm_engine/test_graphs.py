@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen as torch_varlen
 
+from tests.vlm_engine.guesses import Guesses
 from tests.vlm_engine.reference import Case, Family, run
 from tests.vlm_engine.test_varlen import documented_kernel
 from vlm_engine.models.graphs import GraphStack
@@ -64,6 +65,21 @@ def test_tokens_equal_generate(family: Family) -> None:
     assert run(engine, cases, every=3) == {case.name: family.greedy(case) for case in cases}
     assert recorder.num_recorded == 3
     assert recorder.num_replayed > 10
+
+
+def test_proposed_tokens_are_rows_of_recorded_steps(family: Family) -> None:
+    """A step of a sequence and its proposed tokens is replayed as one of so many sequences."""
+    recorder = Recorder()
+    use_graphs(family, recorder)
+    cases = cases_of(family)
+    expected = {case.name: family.greedy(case) for case in cases}
+    engine = family.engine(block_size=256, kv_cache_tokens=8192)
+    engine.scheduler.speculator = guesses = Guesses(expected, wrong=0.2)
+    assert run(engine, cases, every=3) == expected
+    assert guesses.stats.num_accepted_tokens > 10
+    stack: Any = family.model
+    assert max(stack._stack._recorded) > len(cases), "rows of a step that has fewer sequences"
+    assert recorder.num_replayed > 5
 
 
 def test_what_cannot_be_recorded_runs_as_it_is(family: Family, caplog: pytest.LogCaptureFixture) -> None:

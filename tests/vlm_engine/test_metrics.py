@@ -10,6 +10,7 @@ from vlm_engine import Engine, EngineConfig, EngineStats, HistogramSnapshot, wir
 from vlm_engine.books import Histogram
 from vlm_engine.metrics import REQUEST_BOUNDS, TOKEN_BOUNDS
 from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.speculation import SpeculationStats
 from vlm_engine.warm_up import warm_up
 
 
@@ -150,6 +151,7 @@ def test_counts_go_on_where_a_dead_engine_ended(model: VisionLanguageModel) -> N
     """A7, E25: what ran ended with an error; after a restart both engines are counted."""
     first, second = after_one_request(model), after_one_request(model)
     first = replace(first, counts={"budget": 2}, preemptions={"memory": 1})
+    first = replace(first, speculation=SpeculationStats(2, 8, 5))
     second = replace(second, counts={"budget": 1, "slots": 1}, preemptions={"memory": 1, "slots": 3})
     chats = replace(first.classes["interactive"], num_running=2, num_waiting=1)
     dying = replace(
@@ -168,6 +170,7 @@ def test_counts_go_on_where_a_dead_engine_ended(model: VisionLanguageModel) -> N
     assert both.num_steps == first.num_steps + second.num_steps
     assert both.counts == {"budget": 3, "slots": 1}
     assert both.preemptions == {"memory": 2, "slots": 3}
+    assert both.speculation == SpeculationStats(2, 8, 5)
     assert both.steps.total_ms == first.steps.total_ms + second.steps.total_ms
     assert both.steps.last_ms == second.steps.last_ms
     added, mine = both.classes["interactive"], second.classes["interactive"]
