@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vision.detector import Detector
 
 SOCKET_NAME = "device.sock"
+NICE = 5
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class DetectorSettings(DetectorConfig):
     """The detector, and how it shares the engine's device.
 
     Attributes:
-        share_device: ``auto`` takes turns with the engine when both compute on the same device, ``on`` in
-            any case, ``off`` never.
+        share_device: ``auto`` takes turns with the engine when both compute on the same device and the engine
+            does not leave it cores of the CPU (`engine.encode`), ``on`` in any case, ``off`` never.
         min_fps: batches a second that the detector gets under any load of chats, if these take less than
             about a third of the time; above 0.
         gate: path of the socket on which the engine lends its device; None lets `serve` choose one. An
@@ -58,6 +59,19 @@ def turn_config(settings: "Settings") -> TurnConfig | None:
     if not detector.is_sharing or detector.gate is None:
         return None
     return TurnConfig(detector.gate, detector.min_fps)
+
+
+def stand_back() -> None:
+    """Leave the engine on this machine its cores: half of the threads, and a lower priority.
+
+    why: what the detector computes beside chats is late by a frame at most, a chat's token is seen.
+    """
+    import torch
+
+    from vlm_engine.beside import stand_aside
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
+    stand_aside(NICE)
 
 
 def share_device(detector: "Detector", settings: DetectorSettings) -> GateClient | None:

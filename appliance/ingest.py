@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
 from appliance.courses import Courses, Teller
-from appliance.device_sharing import share_device
+from appliance.device_sharing import share_device, stand_back
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
@@ -270,6 +270,7 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     settings = Settings.model_validate_json(sys.stdin.readline())
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
+    stand_back()
     try:
         worker = VisionWorker(begin_with(settings), settings.redis.address, stop)
     except VisionError as error:

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from vlm_engine.cost_model import CostModel, SliceWork, StepWork
+from vlm_engine.cost_model import CostModel, Road, SliceWork, StepWork
+from vlm_engine.fitting import largest, room_for, step_work
+from vlm_engine.floor import Floor
 from vlm_engine.pace import Owed, needed_share, paced_ms
 from vlm_engine.plan import chunk_work
 from vlm_engine.sequence import Placeholder, Sequence
@@ -19,6 +21,9 @@ CHAT_CHUNK = 64
 CHAT_PACE = 0.6
 # Without a chat a step takes so much of the time to a first token: who comes then waits for its end.
 IDLE_SHARE = 0.5
+
+Side = Literal["none", "idle", "busy"]
+"""The side thread: of no use to a step, or ready for encoder slices and background prompts, or at work."""
 
 
 class StepBudget(Protocol):
@@ -34,10 +39,12 @@ class StepBudget(Protocol):
         now: float,
         longest_ms: float = math.inf,
         owed: Callable[[], Iterable[Owed]] | None = None,
+        side: Side = "none",
     ) -> None:
         """Start a step at `now` (seconds on the scheduler's clock), of at most `longest_ms` without chats.
 
         `owed` tells what background requests have left, in their order; without it they take what fits.
+        `side` tells what the side thread does meanwhile.
         """
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
@@ -97,6 +104,7 @@ class StaticBudget:
         now: float,
         longest_ms: float = math.inf,
         owed: Callable[[], Iterable[Owed]] | None = None,
+        side: Side = "none",
     ) -> None:
         """See `StepBudget`."""
         self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
@@ -108,7 +116,7 @@ class StaticBudget:
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `StepBudget`."""
         reserved = self._reserved if sequence.is_interactive else 0
-        room = _room(sequence, self._tokens - reserved, has_prompt=self._has_prompt)
+        room = room_for(sequence, self._tokens - reserved, has_prompt=self._has_prompt)
         return max(0, min(num_wanted, room))
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
@@ -195,20 +203,16 @@ class TimeBudget:
         self._now = now
         self._steps, self._slices = StepWork(), SliceWork()
         self._steps_ms = self._slices_ms = self._turn_ms = 0.0
-        self._start_ms = self.model.step_ms(StepWork())
         self._overruns: set[str] = set()
-        self._is_in_time = False
-        self._has_interactive = self._has_prompt = False
+        self._side: Side = "none"
+        self._is_left_aside = False
+        self._road: Road = "narrow"
+        self._has_prompt = False
 
     @property
     def predicted_ms(self) -> float:
         """What the step planned so far will take."""
-        return self._together_ms(self._steps_ms, self._slices_ms)
-
-    def _together_ms(self, steps_ms: float, slices_ms: float) -> float:
-        """A forward pass and slices in one step: one after the other, or both at once."""
-        both_ms = max(steps_ms, slices_ms) if self._is_shared else steps_ms + slices_ms
-        return self._turn_ms + both_ms
+        return self._turn_ms + self._steps_ms + self._slices_ms
 
     def begin(
         self,
@@ -217,12 +221,14 @@ class TimeBudget:
         now: float,
         longest_ms: float = math.inf,
         owed: Callable[[], Iterable[Owed]] | None = None,
+        side: Side = "none",
     ) -> None:
         """See `StepBudget`."""
         self._reset(now)
         decoding = [s for s in running if s.is_interactive and s.is_decoding]
         starting = [s for s in (*running, *waiting) if s.is_interactive and not s.is_decoding]
-        self._has_interactive = bool(decoding or starting)
+        self._side, self._road = side, self._road_beside(side, has_chats=bool(decoding or starting))
+        self._start_ms = self.model.step_ms(StepWork(), self._road)
         self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
         residual_ms = self.model.residual_ms
         self.allowance_ms = min(IDLE_SHARE * self.targets.chat_ttft_ms, longest_ms)
@@ -232,21 +238,26 @@ class TimeBudget:
         slack_ms = min((self._slack_ms(chat) for chat in starting), default=math.inf) - residual_ms
         self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))
         # invariant: decodes of chats are paid first, whatever stands before them in the order
-        self._steps = sum((_step_work(chat, 1) for chat in decoding), StepWork())
-        self._steps_ms = self.model.step_ms(self._steps) if decoding else 0.0
+        self._steps = sum((step_work(chat, 1) for chat in decoding), StepWork())
+        self._steps_ms = self.model.step_ms(self._steps, self._road) if decoding else 0.0
         self._pace_ms = self._background_allowance_ms
         self._chat_pace_ms = self.allowance_ms
         if decoding and starting:
             patience_s = CHAT_PACE * self.targets.chat_ttft_ms / 1e3
-            share = needed_share(map(_owed_to, starting), now, patience_s, self.model)
+            share = needed_share(map(_owed_to, starting), now, patience_s, self.model, may_go_aside=False)
             paced = paced_ms(share, self._steps_ms)
             self._chat_pace_ms = min(self.allowance_ms, math.inf if paced is None else self._steps_ms + paced)
         if (decoding or starting) and owed:
             patience_s = self.targets.background_ttft_ms / 1e3
             share = needed_share(owed(), now, patience_s, self.model)
             paced = paced_ms(share, self._steps_ms)
-            self._is_in_time = share < 1.0
+            self._is_left_aside = side != "none" and share == 0.0
             self._pace_ms = min(self._pace_ms, math.inf if paced is None else self._steps_ms + paced)
+
+    def _road_beside(self, side: Side, *, has_chats: bool) -> Road:
+        if side == "busy":
+            return "loaded"
+        return "wide" if self.model.has_side and not has_chats else "narrow"
 
     def _slack_ms(self, chat: Sequence) -> float:
         """Milliseconds until the chat's next token is due."""
@@ -260,9 +271,11 @@ class TimeBudget:
         """See `StepBudget`."""
         together = sequence.num_together
         room = self.max_num_batched_tokens - self._steps.num_tokens
-        num_wanted = min(num_wanted, _room(sequence, room, has_prompt=self._has_prompt))
+        num_wanted = min(num_wanted, room_for(sequence, room, has_prompt=self._has_prompt))
         if sequence.is_decoding and sequence.is_interactive:
             return 1
+        if self._is_left_aside and not (sequence.is_decoding or sequence.is_interactive):
+            return 0
         fits, piece = (
             self._most_tokens(sequence, num_wanted, self._pace_of(sequence)),
             max(MIN_CHUNK, together),
@@ -278,11 +291,13 @@ class TimeBudget:
         return max(0, fits)
 
     def _most_tokens(self, sequence: Sequence, num_wanted: int, limit_ms: float) -> int:
-        return _largest(num_wanted, lambda n: self._with_tokens_ms(sequence, n) <= limit_ms)
+        return largest(num_wanted, lambda n: self._with_tokens_ms(sequence, n) <= limit_ms)
 
     def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
         """See `StepBudget`."""
-        count = self._most_slices(image, num_done, self._slice_pace_of(sequence))
+        if self._side != "none":
+            return 0
+        count = self._most_slices(image, num_done, self._pace_of(sequence))
         if not count:
             count = min(1, self._most_slices(image, num_done, self._allowance_of(sequence)))
         if not count:
@@ -292,7 +307,7 @@ class TimeBudget:
 
     def _most_slices(self, image: Placeholder, num_done: int, limit_ms: float) -> int:
         num_left = len(image.slices) - num_done
-        return _largest(num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms)
+        return largest(num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms)
 
     @property
     def has_chats(self) -> bool:
@@ -327,36 +342,19 @@ class TimeBudget:
         """
         return self._chat_pace_ms if sequence.is_interactive else self._pace_ms
 
-    def _slice_pace_of(self, sequence: Sequence) -> float:
-        """The same for slices; beside a forward pass they are in no hurry to outlast it."""
-        if self.model.runs_beside and self._is_in_time and not sequence.is_interactive:
-            return self.predicted_ms
-        return self._pace_of(sequence)
-
     def _with_tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What the step will take with the next `num_tokens` of the sequence as well."""
-        return self._together_ms(self._steps_ms + self._tokens_ms(sequence, num_tokens), self._slices_ms)
+        return self.predicted_ms + self._tokens_ms(sequence, num_tokens)
 
     def _tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What tokens add to the forward pass."""
-        alone_ms = self.model.step_ms(
-            _step_work(sequence, num_tokens), wide=self.model.runs_beside and not self._has_interactive
-        )
+        alone_ms = self.model.step_ms(step_work(sequence, num_tokens), self._road)
         # why: the model is linear, so that pieces add up, but a step starts only once
         return alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
 
     def _with_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
         """What the step will take with slices ``[first, last)`` of the image as well."""
-        return self._together_ms(self._steps_ms, self._slices_ms + self._own_slices_ms(image, first, last))
-
-    @property
-    def _is_shared(self) -> bool:
-        """Whether slices run beside the forward pass: where chats would wait for them."""
-        return self.model.runs_beside and self._has_interactive
-
-    def _own_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
-        beside = self._is_shared and self._steps.num_tokens > 0
-        return self.model.slice_ms(image.work(first, last), beside=beside)
+        return self.predicted_ms + self.model.slice_ms(image.work(first, last))
 
     def _overrun_ms(self, sequence: Sequence) -> float | None:
         """How long the step may get for a sequence that does not fit; None for not at all.
@@ -386,14 +384,14 @@ class TimeBudget:
         """See `StepBudget`."""
         if not (sequence.is_decoding and sequence.is_interactive):
             cost_ms = self._tokens_ms(sequence, num_tokens)
-            self._steps += _step_work(sequence, num_tokens)
+            self._steps += step_work(sequence, num_tokens)
             self._steps_ms += cost_ms
             self._has_prompt |= not sequence.is_decoding
             self._book(sequence, cost_ms)
 
     def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
         """See `StepBudget`."""
-        cost_ms = self._own_slices_ms(image, first, last)
+        cost_ms = self.model.slice_ms(image.work(first, last))
         self._slices += image.work(first, last)
         self._slices_ms += cost_ms
         self._book(sequence, cost_ms)
@@ -410,75 +408,9 @@ class TimeBudget:
             self.floor.pay(cost_ms, self._now)
 
 
-class Floor:
-    """The share of the time that background work gets under any load of chats.
-
-    Work of c milliseconds pays for the next ``c / share``; work that waits and does not get its share
-    may then take more at once. Neither side saves up more than a `window`, and nothing is owed for
-    the time when no background work was there.
-
-    Args:
-        share: 0 to 1.
-        window_s: Seconds.
-    """
-
-    def __init__(self, share: float, window_s: float = 2.0) -> None:
-        self.share = share
-        self.window_s = window_s
-        self._paid_until_s = -math.inf
-
-    def begin(self, now: float, *, is_wanted: bool) -> None:
-        """Start a step at `now`; `is_wanted` says whether there is background work."""
-        if not is_wanted or math.isinf(self._paid_until_s):
-            self._paid_until_s = max(now, self._paid_until_s)
-
-    def owed_ms(self, now: float) -> float:
-        """Milliseconds of work that are due to background at `now`; at most 0 when it has its share."""
-        return 1e3 * self.share * min(now - self._paid_until_s, self.window_s)
-
-    def pay(self, cost_ms: float, now: float) -> None:
-        """Book background work that was planned."""
-        since = max(self._paid_until_s, now - self.window_s)
-        self._paid_until_s = min(since + cost_ms / 1e3 / self.share, now + self.window_s)
-
-
-def _room(sequence: Sequence, num_tokens: int, *, has_prompt: bool) -> int:
-    """How many of `num_tokens` that a step has left may be the sequence's, or more if they must be together.
-
-    why: an image that attends both ways may be longer than any step; it goes before other prompts then.
-    """
-    together = sequence.num_together
-    if num_tokens >= together:
-        return num_tokens
-    return together if num_tokens > 0 and not has_prompt else 0
-
-
-def _step_work(sequence: Sequence, num_tokens: int) -> StepWork:
-    """The next `num_tokens` of a sequence as the cost model sees them."""
-    start = sequence.num_computed_tokens
-    end = start + num_tokens
-    return chunk_work(start, end, samples=end == sequence.num_tokens)
-
-
 def _owed_to(chat: Sequence) -> Owed:
     """What a chat's prompt has left; of its pictures all, encoded or not."""
     start, end = chat.num_computed_tokens, chat.num_tokens
     images = chat.images_between(start, end)
     slices = sum((image.work(0, len(image.slices)) for image in images), SliceWork())
     return Owed(chat.arrival_s, None, chunk_work(start, end, samples=True), slices)
-
-
-def _largest(high: int, fits: Callable[[int], bool]) -> int:
-    """Largest n up to `high` for which ``fits(n)`` holds, 0 if none; `fits` is monotone."""
-    if high <= 0 or not fits(1):
-        return 0
-    if fits(high):
-        return high
-    low, high = 1, high - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low

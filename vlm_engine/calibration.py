@@ -15,6 +15,7 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig
 
+from vlm_engine.budget import Side
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_cache import CostCache, Identity, cache_folder
 from vlm_engine.cost_model import StepWork
@@ -75,6 +76,7 @@ class VariedBudget:
         now: float,
         longest_ms: float = math.inf,
         owed: Callable[[], Iterable[Owed]] | None = None,
+        side: Side = "none",
     ) -> None:
         """See `StepBudget`."""
         self._num_tokens = min(next(self._chunks), self.max_num_batched_tokens)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from operator import mul
+from typing import Literal
 
 from vlm_engine.speed import MachineSpeed
 
@@ -18,8 +19,10 @@ MANY_OUTLIERS = 3
 KNOWN = 32
 SWEEPS = 8
 RIDGE = 1e-9
-# What a forward pass on all threads, and slices beside one, start from, as multiples of what is known.
-WIDE_STEP, BESIDE_SLICE = 0.75, 1.8
+Road = Literal["narrow", "loaded", "wide", "aside"]
+# Where learning starts on each road, as a multiple of what is known of the narrow one; and for slices aside.
+STEP_START: dict[Road, float] = {"narrow": 1.0, "loaded": 1.3, "wide": 0.75, "aside": 1.2}
+ASIDE_SLICE = 1.8
 LEAST_WEIGHT_MS = 0.1
 KEPT_ERRORS = 33
 RESTORED_TRUST = 0.1
@@ -273,14 +276,16 @@ def _nonnegative(
 class CostModel:
     """Predicts steps and encoder slices of one model on one device.
 
-    Steps without chats that take all threads, and slices beside a step, have models of their own, which
-    start from what either takes alone.
+    What a forward pass takes depends on its *road*, and each has a model of its own, which starts from what
+    is known of the first: ``narrow`` leaves one thread to others, ``loaded`` is the same while the side
+    thread works, ``wide`` takes all threads, ``aside`` is the side thread's. Slices run on all threads, or
+    aside.
 
     Args:
         step: Weights to start from, as `StepWork.features`; by default a slow device, so that the
             first steps are short rather than late.
         encoder: The same for `SliceWork.features`.
-        runs_beside: Whether slices of a step run at the same time as its forward pass.
+        has_side: Whether there is a side thread.
     """
 
     def __init__(
@@ -288,9 +293,9 @@ class CostModel:
         step: Sequence[float] = (10.0, 40.0, 4.0, 4.0, 10.0),
         encoder: Sequence[float] = (0.5, 10.0, 10.0, 30.0, 10.0),
         *,
-        runs_beside: bool = False,
+        has_side: bool = False,
     ) -> None:
-        self.runs_beside = runs_beside
+        self.has_side = has_side
         self._start = tuple(step), tuple(encoder)
         self.reset()
 
@@ -299,34 +304,35 @@ class CostModel:
         self.step = step or LinearModel(self._start[0])
         self.encoder = encoder or LinearModel(self._start[1])
         self.speed = MachineSpeed()
-        self.step_wide = LinearModel(self.step.weights)
-        self.encoder_beside = LinearModel(self.encoder.weights)
+        self._steps: dict[Road, LinearModel] = {"narrow": self.step}
+        self.encoder_aside = LinearModel(self.encoder.weights)
 
-    def step_ms(self, work: StepWork, *, wide: bool = False) -> float:
-        """Predicted milliseconds of a forward pass; `wide` on threads too that are else left to others."""
-        return self.speed.factor * self._step_model(wide).predict(work.features())
+    def step_ms(self, work: StepWork, road: Road = "narrow") -> float:
+        """Predicted milliseconds of a forward pass."""
+        return self.speed.factor * self._step_model(road).predict(work.features())
 
-    def slice_ms(self, work: SliceWork, *, beside: bool = False) -> float:
-        """Predicted milliseconds of some encoder slices; `beside` a forward pass."""
-        return self.speed.factor * self._slice_model(beside).predict(work.features())
+    def slice_ms(self, work: SliceWork, *, aside: bool = False) -> float:
+        """Predicted milliseconds of some encoder slices."""
+        return self.speed.factor * self._slice_model(aside).predict(work.features())
 
-    def learn_step(self, work: StepWork, measured_ms: float, *, wide: bool = False) -> None:
+    def learn_step(self, work: StepWork, measured_ms: float, road: Road = "narrow") -> None:
         """Learn from a forward pass that was measured."""
-        self._learn(self._step_model(wide), work.features(), measured_ms)
+        model = self._steps[road] = self._step_model(road)
+        self._learn(model, work.features(), measured_ms)
 
-    def learn_slices(self, work: SliceWork, measured_ms: float, *, beside: bool = False) -> None:
+    def learn_slices(self, work: SliceWork, measured_ms: float, *, aside: bool = False) -> None:
         """Learn from encoder slices that were measured."""
-        self._learn(self._slice_model(beside), work.features(), measured_ms)
+        self._learn(self._slice_model(aside), work.features(), measured_ms)
 
-    def _step_model(self, wide: bool) -> LinearModel:
-        if wide and not self.step_wide.num_learned:
-            self.step_wide = LinearModel([WIDE_STEP * weight for weight in self.step.weights])
-        return self.step_wide if wide else self.step
+    def _step_model(self, road: Road) -> LinearModel:
+        if road not in self._steps:
+            return LinearModel([STEP_START[road] * weight for weight in self.step.weights])
+        return self._steps[road]
 
-    def _slice_model(self, beside: bool) -> LinearModel:
-        if beside and not self.encoder_beside.num_learned:
-            self.encoder_beside = LinearModel([BESIDE_SLICE * weight for weight in self.encoder.weights])
-        return self.encoder_beside if beside else self.encoder
+    def _slice_model(self, aside: bool) -> LinearModel:
+        if aside and not self.encoder_aside.num_learned:
+            self.encoder_aside = LinearModel([ASIDE_SLICE * weight for weight in self.encoder.weights])
+        return self.encoder_aside if aside else self.encoder
 
     def _learn(self, model: LinearModel, features: Sequence[float], measured_ms: float) -> None:
         # why: what a model does not know yet says nothing of the machine
@@ -337,20 +343,20 @@ class CostModel:
     @property
     def residual_ms(self) -> float:
         """What a plan keeps free because predictions err."""
-        if self.runs_beside:
-            models = (self.step, self.encoder_beside)
-            return self.speed.factor * max(model.residual_ms for model in models)
+        if self.has_side:
+            roads: tuple[Road, ...] = ("narrow", "loaded")
+            return self.speed.factor * max(self._step_model(road).residual_ms for road in roads)
         return self.speed.factor * (self.step.residual_ms + self.encoder.residual_ms)
 
     @property
     def step_error(self) -> float:
-        """Median relative error of the last predictions of steps, with chats and without."""
-        return median_error(self.step, self.step_wide)
+        """Median relative error of the last predictions of steps, on all roads."""
+        return median_error(*self._steps.values())
 
     @property
     def slice_error(self) -> float:
-        """Median relative error of the last predictions of slices, alone and beside steps."""
-        return median_error(self.encoder, self.encoder_beside)
+        """Median relative error of the last predictions of slices, on all threads and aside."""
+        return median_error(self.encoder, self.encoder_aside)
 
 
 def median_error(*models: LinearModel) -> float:

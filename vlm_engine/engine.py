@@ -24,6 +24,7 @@ from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
+from vlm_engine.side_budget import SideBudget
 from vlm_engine.speculation import SpeculationStats, Speculator
 from vlm_engine.token_bytes import TokenBytes
 from vlm_engine.trace import StepTimes, StepTrace, Tracer
@@ -31,6 +32,9 @@ from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
 
 log = logging.getLogger(__name__)
+
+SIDE_WAIT_S = 0.005
+"""How long a step without anything else to do waits for the side thread: who comes meanwhile waits too."""
 
 
 class Engine:
@@ -61,17 +65,18 @@ class Engine:
         self.config = config
         self.model = model or load_model(config)
         self.runner = ModelRunner(self.model, config)
-        self.cost_model = CostModel(runs_beside=self.runner.encodes_beside)
+        self.cost_model = CostModel(has_side=self.runner.has_side)
         self.metrics = EngineMetrics()
         pool = BlockPool(self.runner.num_blocks, config.block_size)
+        budget = self._make_budget()
         self.scheduler = Scheduler(
             pool,
             EncoderCache(config.encoder_cache_tokens),
-            self._make_budget(),
+            budget,
             max_num_seqs=config.max_num_seqs,
             num_chat_blocks=int(config.chat_kv_reserve * pool.num_blocks),
             enable_prefix_caching=config.enable_prefix_caching,
-            encodes_beside=self.runner.encodes_beside,
+            side_budget=self._make_side_budget(budget),
             speculator=Speculator(config.speculative) if config.speculative else None,
         )
         spec = self.model.spec
@@ -83,6 +88,8 @@ class Engine:
         self.num_steps = 0
         self.tracer = Tracer(config.trace_steps, self.cost_model) if config.trace_steps else None
         self._lend: Callable[[Turn], None] | None = None
+        self._aside_since_s = 0.0
+        self._untold: list[TokenEvent] = []
         self._clock = clock
         self._sequences: dict[str, Sequence] = {}
         self._answers: dict[str, Answers] = {}
@@ -98,10 +105,18 @@ class Engine:
         )
         return TimeBudget(self.cost_model, targets, config.max_num_batched_tokens)
 
+    def _make_side_budget(self, budget: StepBudget) -> StepBudget | None:
+        if not (self.runner.has_side and isinstance(budget, TimeBudget)):
+            return None
+        config = self.config
+        return SideBudget(
+            self.cost_model, config.background_ttft_ms, config.max_num_batched_tokens, budget.floor
+        )
+
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished, or a detector waits for its turn."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self.scheduler.is_aside_busy
 
     def share_device(self, turns: TurnQueue, lend: Callable[[Turn], None]) -> None:
         """Let detectors have turns on the device between steps.
@@ -147,9 +162,15 @@ class Engine:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
         if request.sampling.structured is not None:
             self.grammars.compile(request.sampling.structured)
+        self._finish_aside(request.request_id)
         answers = Answers(request, prompt, self._with_slices(prompt))
         self._answers[request.request_id] = answers
         self._start(answers, 0, preprocess_s)
+
+    def _finish_aside(self, request_id: str) -> None:
+        """Wait for the side thread where it still works for an ended request of the same id."""
+        if any(sequence.parent_id == request_id for sequence in self.scheduler.aside.sequences):
+            self._untold += self._land()
 
     def _start(self, answers: Answers, index: int, preprocess_s: float = 0.0) -> None:
         """Queue one of a request's answers."""
@@ -179,6 +200,39 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Compute one step and return what happened, in the order of importance."""
+        untold, self._untold = self._untold, []
+        if not self.scheduler.is_aside_busy:
+            self._start_aside()
+        elif self.runner.is_aside_done(0.0 if self.scheduler.has_chat_tokens else SIDE_WAIT_S):
+            return untold + self._land()
+        elif not self.scheduler.has_chat_tokens:
+            return untold
+        return untold + self._step()
+
+    def _start_aside(self) -> None:
+        """Give the side thread something to do beside the next steps, if there are any for chats."""
+        plan = self.scheduler.plan_aside(self._clock())
+        if not plan.is_empty:
+            self._aside_since_s = self._clock()
+            self.runner.start_aside(plan)
+
+    def _land(self) -> list[TokenEvent]:
+        """Take back what the side thread has done."""
+        plan, start_s = self.scheduler.aside, self._aside_since_s
+        try:
+            result = self.runner.take_aside()
+        except Exception as error:
+            log.exception("work aside for %d sequences failed", len(plan.sequences))
+            self.scheduler.commit_aside(is_done=False)
+            return self._fail(plan, error)
+        self._learn(plan, result)
+        end_s = start_s + (result.encode_ms + result.forward_ms) / 1e3
+        times = StepTimes(start_s, start_s, start_s, end_s, result.encode_ms, result.forward_ms)
+        self._trace(plan, times, is_aside=True)
+        self.scheduler.commit_aside()
+        return self._tell(plan, result)
+
+    def _step(self) -> list[TokenEvent]:
         start_s = self._clock()
         plan = self.scheduler.plan(start_s)
         planned_s = self._clock()
@@ -187,6 +241,8 @@ class Engine:
             self._lend(plan.turn)
         lent_s = self._clock()
         if plan.is_empty:
+            if self.scheduler.is_aside_busy:
+                self.runner.is_aside_done(SIDE_WAIT_S)
             if plan.turn is not None:
                 self._trace(plan, StepTimes(start_s, planned_s, lent_s, lent_s))
             self.runner.forget_images(plan.evicted)
@@ -200,11 +256,16 @@ class Engine:
         self._learn(plan, result)
         end_s = self._clock()
         self._trace(plan, StepTimes(start_s, planned_s, lent_s, end_s, result.encode_ms, result.forward_ms))
-        sampled = [chunk for chunk in plan.chunks if chunk.samples]
+        self.scheduler.commit(plan)
+        return events + self._tell(plan, result)
+
+    def _tell(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Move the sequences of an executed plan on; what is told of them."""
+        sampled = [c for c in plan.chunks if c.sequence.finish_reason is None and c.samples]
+        events = []
         for chunk in sampled:
             if chunk.sequence.request_id in result.broken:
                 events += self._give_up([chunk.sequence], result.broken[chunk.sequence.request_id])
-        self.scheduler.commit(plan)
         now = self._clock()
         going_on = (chunk for chunk in sampled if chunk.sequence.finish_reason is None)
         return events + [self._advance(c, result.runs[c.sequence.request_id], now) for c in going_on]
@@ -240,6 +301,8 @@ class Engine:
         """End all requests and forget what was counted, recorded and cached; the cost model stays."""
         for request_id in list(self._answers):
             self.abort(request_id)
+        if self.scheduler.is_aside_busy:
+            self._land()
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
         self.scheduler.preemptions.clear()
@@ -297,16 +360,16 @@ class Engine:
         model = self.cost_model
         if plan.chunks:
             work = plan.step_work
-            self.metrics.steps.add(result.forward_ms, model.step_ms(work, wide=result.wide))
-            model.learn_step(work, result.forward_ms, wide=result.wide)
+            self.metrics.steps.add(result.forward_ms, model.step_ms(work, result.road))
+            model.learn_step(work, result.forward_ms, result.road)
             if self.scheduler.speculator is not None:
                 self.scheduler.speculator.costs.learn(plan.chunks, result.forward_ms)
         if plan.encodes:
-            slices = plan.slice_work
-            self.metrics.slices.add(result.encode_ms, model.slice_ms(slices, beside=result.beside))
-            model.learn_slices(slices, result.encode_ms, beside=result.beside)
+            slices, is_aside = plan.slice_work, result.road == "aside"
+            self.metrics.slices.add(result.encode_ms, model.slice_ms(slices, aside=is_aside))
+            model.learn_slices(slices, result.encode_ms, aside=is_aside)
 
-    def _trace(self, plan: StepPlan, times: StepTimes) -> None:
+    def _trace(self, plan: StepPlan, times: StepTimes, *, is_aside: bool = False) -> None:
         """Record the step if asked to; before its sequences are moved on."""
         if self.tracer is None:
             return
@@ -314,8 +377,7 @@ class Engine:
         parts_ms = [steps.last_predicted_ms] * bool(plan.chunks) + [slices.last_predicted_ms] * bool(
             plan.encodes
         )
-        together = max if self.runner.encodes_beside and plan.has_interactive else sum
-        self.tracer.add(plan, times, together(parts_ms or [0.0]), self._allowance_ms)
+        self.tracer.add(plan, times, sum(parts_ms), self._allowance_ms, is_aside=is_aside)
 
     @property
     def _allowance_ms(self) -> float | None:

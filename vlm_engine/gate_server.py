@@ -55,13 +55,16 @@ class GateServer:
     Args:
         config: Where detectors find it.
         device: Where the engine computes, as ``cpu`` or ``cuda:0``; detectors of other devices are sent away.
+            None where it leaves room beside its steps: then all are but those that want turns in any case.
         clock: The machine's monotonic clock, which detectors read too.
 
     Raises:
         GateError: The socket cannot be made; the message names its path.
     """
 
-    def __init__(self, config: TurnConfig, device: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: TurnConfig, device: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.turns = TurnQueue(config.min_per_s)
         self._device = device
         self._clock = clock
@@ -149,7 +152,7 @@ class GateServer:
     def _greet(self, peer: _Peer, hello: Hello) -> None:
         if peer.is_sharing is not None:
             raise ValueError("it says twice where it computes")
-        peer.is_sharing = hello.device in (None, self._device)
+        peer.is_sharing = hello.device is None or hello.device == self._device
         if peer.is_sharing:
             self.turns.join(peer.number)
         else:

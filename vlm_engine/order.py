@@ -1,6 +1,6 @@
 """Who comes first: pure functions of a sequence and the time."""
 
-from vlm_engine.sequence import Sequence
+from vlm_engine.sequence import Sequence, Status
 
 PATIENCE_S = 1.0
 
@@ -22,3 +22,14 @@ def turn(sequence: Sequence, now: float) -> tuple[bool, float, float]:
         return not sequence.is_decoding, sequence.place, arrival_s
     waited_s = max(0.0, now - arrival_s)
     return True, sequence.num_left / (1.0 + waited_s / PATIENCE_S), arrival_s
+
+
+def gives_way(other: Sequence, sequence: Sequence) -> bool:
+    """Whether a running sequence may be preempted for another one.
+
+    Background gives way to interactive. Within a class only a running sequence may take from a younger one:
+    a waiting one never preempts its equals.
+    """
+    if other.is_interactive != sequence.is_interactive:
+        return sequence.is_interactive
+    return sequence.status is Status.RUNNING and rank(other) > rank(sequence)

@@ -36,28 +36,37 @@ class Owed:
         return due_s if self.wanted_s is None else min(due_s, self.wanted_s)
 
 
-def needed_share(owed: Iterable[Owed], now: float, patience_s: float, model: CostModel) -> float:
-    """Share of the time in which all is done when due, one after the other, with some to spare.
+def needed_share(
+    owed: Iterable[Owed], now: float, patience_s: float, model: CostModel, *, may_go_aside: bool = True
+) -> float:
+    """Share of the steps' time in which all is done when due, one after the other, with some to spare.
 
     Args:
         owed: Background requests in their order.
         now: On the scheduler's clock.
         patience_s: How long after it came each should be done.
         model: Predicts what takes how long.
+        may_go_aside: Whether the side thread may run the prompts too, and not only encode.
 
     Returns:
-        0 to 1; 1 where it cannot be done in time, so that background work gets all that chats leave.
+        0 to 1; 1 where it cannot be done in time, so that background work gets all that chats leave; 0 where
+        the side thread alone is in time with it.
     """
+    goes_aside = model.has_side and may_go_aside
     steps_s, slices_s, share = 0.0, 0.0, 0.0
     for each in owed:
-        steps_s += model.step_ms(each.steps) / 1e3
-        slices_s += model.slice_ms(each.slices, beside=model.runs_beside) / 1e3
+        steps_s += SPARE * model.step_ms(each.steps, "aside" if goes_aside else "narrow") / 1e3
+        slices_s += SPARE * model.slice_ms(each.slices, aside=model.has_side) / 1e3
         left_s = each.due_s(patience_s) - now
-        # why: slices beside the steps take no time from chats, but prompts can only follow them
-        work_s, left_s = (
-            (steps_s, left_s - SPARE * slices_s) if model.runs_beside else (steps_s + slices_s, left_s)
-        )
-        share = max(share, SPARE * work_s / left_s if left_s > 0 else 1.0)
+        if goes_aside:
+            # why: the side thread does what it can, and the steps the rest
+            work_s = steps_s + slices_s - left_s
+        elif model.has_side:
+            # why: slices aside take no time from the steps, but prompts can only follow them
+            work_s, left_s = steps_s, left_s - slices_s
+        else:
+            work_s = steps_s + slices_s
+        share = max(share, work_s / left_s if left_s > 0 else 1.0)
         if share >= 1.0:
             return 1.0
     return share

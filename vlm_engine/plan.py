@@ -56,7 +56,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EncodeItem:
-    """Encoder slices ``[first, last)`` of an image, to run before the step's forward pass."""
+    """Encoder slices ``[first, last)`` of an image, to run before the plan's forward pass."""
 
     sequence: Sequence
     image: Placeholder

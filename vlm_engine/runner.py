@@ -12,6 +12,7 @@ from vlm_engine.batch import build_batch
 from vlm_engine.beside import SideThread
 from vlm_engine.choosing import Run, TokenChooser, choose_runs
 from vlm_engine.config import EngineConfig
+from vlm_engine.cost_model import Road
 from vlm_engine.grammar import GrammarMatcher
 from vlm_engine.kv_cache import KVCache, bytes_per_token
 from vlm_engine.models.base import PreparedPrompt, VisionLanguageModel
@@ -31,16 +32,14 @@ class StepResult:
         broken: Why a request has no next token, by id.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
-        beside: Whether both ran at the same time.
-        wide: Whether the forward pass took the thread too that is else left to the encoder and to others.
+        road: How the forward pass ran, see `CostModel`.
     """
 
     runs: dict[str, Run] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     encode_ms: float = 0.0
     forward_ms: float = 0.0
-    beside: bool = False
-    wide: bool = False
+    road: Road = "narrow"
 
 
 class ModelRunner:
@@ -71,14 +70,16 @@ class ModelRunner:
         self._features: dict[bytes, tuple[Tensor, ...]] = {}
         self._encoding: dict[bytes, Any] = {}
         self._side = _side_thread(model, config)
+        self._aside: frozenset[str] = frozenset()
+        self._leaving: set[str] = set()
 
     @property
-    def encodes_beside(self) -> bool:
-        """Whether encoder slices run at the same time as the chunks of their step."""
+    def has_side(self) -> bool:
+        """Whether there is a thread that runs plans beside the steps."""
         return self._side is not None
 
     def close(self) -> None:
-        """End the encoder's thread."""
+        """End the side thread."""
         if self._side is not None:
             self._side.close()
 
@@ -88,7 +89,10 @@ class ModelRunner:
         self._choosers[sequence.request_id] = TokenChooser(sequence, matcher)
 
     def remove(self, request_id: str) -> None:
-        """Forget a finished sequence; without it, nothing happens."""
+        """Forget a finished sequence, once the side thread is done with it; without it, nothing happens."""
+        if request_id in self._aside:
+            self._leaving.add(request_id)
+            return
         self._prompts.pop(request_id, None)
         self._choosers.pop(request_id, None)
 
@@ -101,27 +105,45 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Encode, run the forward pass, sample; measures both parts."""
         self.forget_images(plan.evicted)
-        if self._side is not None and plan.encodes and plan.has_interactive:
-            (result, forward_ms), (_, encode_ms) = self._side.run(
-                lambda: self._timed(self._forward, plan), lambda: self._timed(self._encode_all, plan)
-            )
-            return replace(result, encode_ms=encode_ms, forward_ms=forward_ms, beside=True)
-        _, encode_ms = self._timed(self._encode_all, plan) if plan.encodes else (None, 0.0)
-        result, forward_ms = self._forward_alone(plan) if plan.chunks else (StepResult(), 0.0)
-        return replace(result, encode_ms=encode_ms, forward_ms=forward_ms)
+        road = self._road(plan)
+        if self._side is None or road == "wide":
+            return self._run(plan, road)
+        # why: a team waits for its slowest thread, which the machine may hold up for long (the front and its
+        # clients compute as well); what people wait for takes no core that it would have to fight for
+        return self._side.narrow(lambda: self._run(plan, road))
 
-    def _forward_alone(self, plan: StepPlan) -> tuple[StepResult, float]:
-        """Without slices beside it.
-
-        why: a team waits for its slowest thread, which the machine may hold up for long (the front and its
-        clients compute as well); what people wait for takes no core that it would have to fight for.
-        """
+    def _road(self, plan: StepPlan) -> Road:
         if self._side is None:
-            return self._timed(self._forward, plan)
-        if plan.has_interactive:
-            return self._side.narrow(lambda: self._timed(self._forward, plan))
-        result, forward_ms = self._timed(self._forward, plan)
-        return replace(result, wide=True), forward_ms
+            return "narrow"
+        if self._side.is_busy:
+            return "loaded"
+        return "narrow" if plan.has_interactive else "wide"
+
+    def _run(self, plan: StepPlan, road: Road) -> StepResult:
+        _, encode_ms = self._timed(self._encode_all, plan) if plan.encodes else (None, 0.0)
+        result, forward_ms = self._timed(self._forward, plan) if plan.chunks else (StepResult(), 0.0)
+        return replace(result, encode_ms=encode_ms, forward_ms=forward_ms, road=road)
+
+    def start_aside(self, plan: StepPlan) -> None:
+        """Have the side thread execute a plan, whose sequences no step touches until it is taken back."""
+        assert self._side is not None, "there is no side thread"
+        self.forget_images(plan.evicted)
+        self._aside = frozenset(sequence.request_id for sequence in plan.sequences)
+        self._side.start(lambda: self._run(plan, "aside"))
+
+    def is_aside_done(self, wait_s: float = 0.0) -> bool:
+        """Whether the side thread is done with its plan, or is within `wait_s`."""
+        return self._side is not None and self._side.is_done(wait_s)
+
+    def take_aside(self) -> StepResult:
+        """What the side thread's plan gave, waited for if need be; what went wrong there is raised."""
+        assert self._side is not None, "there is no side thread"
+        try:
+            return self._side.take()
+        finally:
+            self._aside, leaving, self._leaving = frozenset(), self._leaving, set()
+            for request_id in leaving:
+                self.remove(request_id)
 
     @torch.inference_mode()
     def _timed(self, run: Callable[[StepPlan], Result], plan: StepPlan) -> tuple[Result, float]:
@@ -180,8 +202,8 @@ class ModelRunner:
             self.num_encoded += 1
 
 
-def _side_thread(model: VisionLanguageModel, config: EngineConfig) -> SideThread | None:
-    """The encoder's own thread where the configuration, and for `auto` the machine, has room for one."""
+def _side_thread(model: VisionLanguageModel, config: EngineConfig) -> SideThread[StepResult] | None:
+    """A thread beside the steps where the configuration, and for `auto` the machine, has room for one."""
     num_threads, on_cpu = torch.get_num_threads(), model.spec.device.type == "cpu"
     fits = on_cpu and num_threads > 1 and config.scheduler == "latency"
     wanted = config.encode == "beside" or (config.encode == "auto" and model.spec.use_kernels)

@@ -8,38 +8,21 @@ then prefill in chunks, all in one forward pass; interactive work goes before ba
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
-from vlm_engine.block_pool import BlockPool, block_hash
-from vlm_engine.budget import StepBudget
+from vlm_engine.block_pool import BlockPool
+from vlm_engine.budget import Side, StepBudget
 from vlm_engine.cost_model import SliceWork
+from vlm_engine.draft import Draft
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.fair_shares import FairShares
-from vlm_engine.order import rank, turn
+from vlm_engine.order import gives_way, rank, turn
 from vlm_engine.pace import Owed
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan, chunk_work
+from vlm_engine.prefixes import Prefixes
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
 from vlm_engine.speculation import Speculator
-from vlm_engine.turn import Turn
 from vlm_engine.turn_queue import TurnQueue
-
-
-@dataclass(slots=True)
-class _Draft:
-    """The plan while it is made."""
-
-    chunks: list[Chunk] = field(default_factory=list)
-    encodes: list[EncodeItem] = field(default_factory=list)
-    stalled: Counter[str] = field(default_factory=Counter)
-    planned: set[str] = field(default_factory=set)
-    preempted: set[str] = field(default_factory=set)
-    turn: Turn | None = None
-    encoding: set[bytes] = field(default_factory=set)
-
-    def completes(self, sequence: Sequence) -> bool:
-        """Whether the plan computes all that the sequence has, as far as it was just planned."""
-        return bool(self.chunks) and self.chunks[-1].sequence is sequence and self.chunks[-1].samples
 
 
 class Scheduler:
@@ -53,9 +36,9 @@ class Scheduler:
         num_chat_blocks: KV blocks that background work leaves to chats, running and kept.
         enable_prefix_caching: Start sequences on blocks that hold the same content already.
         turns: Detectors that share the device, None where none does.
-        encodes_beside: Encoder slices run at the same time as the chunks of their step, so that a chunk
-            reads only images that were encoded in earlier steps.
         speculator: Proposes tokens for sequences that decode, None for none.
+        side_budget: How much one piece of work for the side thread is, None without such a thread. While
+            chats have tokens to compute, it runs encoder slices and background prompts beside the steps.
     """
 
     def __init__(
@@ -68,8 +51,8 @@ class Scheduler:
         num_chat_blocks: int = 0,
         enable_prefix_caching: bool = True,
         turns: TurnQueue | None = None,
-        encodes_beside: bool = False,
         speculator: Speculator | None = None,
+        side_budget: StepBudget | None = None,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
@@ -77,10 +60,12 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.num_chat_blocks = num_chat_blocks
         pool.num_kept = num_chat_blocks
-        self.enable_prefix_caching = enable_prefix_caching
+        self._prefixes = Prefixes(pool, is_shared=enable_prefix_caching)
         self.turns = turns
-        self.encodes_beside = encodes_beside
         self.speculator = speculator
+        self.side_budget = side_budget
+        self._set_aside(StepPlan())
+        self._leaving: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
@@ -98,31 +83,78 @@ class Scheduler:
             self._shares.enter(sequence)
         self.waiting.append(sequence)
 
+    def _set_aside(self, plan: StepPlan) -> None:
+        """What the side thread works on from now on."""
+        self.aside = plan
+        self._aside_sequences = frozenset(plan.sequences)
+        self._aside_digests = frozenset(item.image.digest for item in plan.encodes)
+
+    def _is_aside(self, sequence: Sequence) -> bool:
+        return sequence in self._aside_sequences
+
+    @property
+    def is_aside_busy(self) -> bool:
+        """Whether a plan for the side thread was made and is not committed."""
+        return not self.aside.is_empty
+
+    @property
+    def has_chat_tokens(self) -> bool:
+        """Whether a chat has tokens to compute that wait for no picture."""
+        return any(s.is_interactive and self._can_compute(s) for s in (*self.running, *self.waiting))
+
+    def _can_compute(self, sequence: Sequence) -> bool:
+        start = sequence.num_computed_tokens
+        images = sequence.images_between(start, start + 1)
+        return sequence not in self._aside_sequences and all(map(self._is_encoded, images))
+
+    def _is_encoded(self, image: Placeholder) -> bool:
+        return self.encoder_cache.is_ready(image.digest) and image.digest not in self._aside_digests
+
     def plan(self, now: float) -> StepPlan:
         """Choose the next step's work; `now` in seconds on the clock of `arrival_s`.
 
-        invariant: the plan moves at least one sequence when any is waiting or running, and never
-        computes an image token before its image is encoded.
+        invariant: the plan moves at least one sequence when any is waiting or running and the side thread
+        does nothing, and never computes an image token before its image is encoded.
         """
         expired = self._expire(now)
-        draft = _Draft()
-        self._fill(draft, now)
-        if not draft.planned and self.running:
+        draft = Draft(self.budget)
+        side: Side = "idle" if self.side_budget and self.has_chat_tokens else "none"
+        side = "busy" if self.is_aside_busy else side
+        self._fill(draft, now, side)
+        if not draft.planned and side == "idle":
+            self._fill(draft, now, "none")
+        if not draft.planned and self.running and side != "busy":
             # why: all running sequences wait for each other's blocks; only giving some up helps
             self._preempt(max(self.running, key=rank), draft, "deadlock")
-            self._fill(draft, now)
-        self._mark_started(draft.planned, now)
-        self.counts.update(draft.stalled)
+            self._fill(draft, now, "none")
         if self.turns and draft.turn:
             self.turns.start(draft.turn)
-        return StepPlan(
-            tuple(draft.chunks),
-            tuple(draft.encodes),
-            self.encoder_cache.take_evicted(),
-            tuple(expired),
-            tuple(sorted(draft.stalled.items())),
-            draft.turn,
-        )
+        return self._planned(draft, now, expired)
+
+    def plan_aside(self, now: float) -> StepPlan:
+        """Choose what the side thread does beside the next steps, which leave its sequences alone.
+
+        It encodes first what chats wait for, then works on background prompts, from encoder slices on and
+        one after the other. Empty while no chat has tokens to compute: then steps do all, on all threads.
+        """
+        if self.side_budget is None or self.is_aside_busy or not self.has_chat_tokens:
+            return StepPlan()
+        draft = Draft(self.side_budget)
+        self.side_budget.begin(self.running, self.waiting, now, owed=self._owed)
+        self._serve((s for s in self._in_turn(now, is_interactive=True) if self._lacks_image(s)), draft)
+        alive = (s for s in self._in_turn(now, is_interactive=False) if not s.has_expired(now))
+        self._serve((s for s in alive if not s.is_decoding), draft)
+        self._set_aside(self._planned(draft, now, []))
+        return self.aside
+
+    def _lacks_image(self, sequence: Sequence) -> bool:
+        left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
+        return not all(map(self._is_encoded, left))
+
+    def _planned(self, draft: Draft, now: float, expired: list[Sequence]) -> StepPlan:
+        self._mark_started(draft.planned, now)
+        self.counts.update(draft.stalled)
+        return draft.plan(self.encoder_cache.take_evicted(), expired)
 
     def commit(self, plan: StepPlan) -> None:
         """Book a step that ran: its tokens are computed, its full blocks can be found again."""
@@ -131,7 +163,7 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:
                 continue
             sequence.num_computed_tokens = chunk.end
-            self._publish(sequence)
+            self._prefixes.publish(sequence)
             self._release_images(sequence, chunk)
 
     def accept(self, chunk: Chunk, num_accepted: int) -> None:
@@ -144,23 +176,28 @@ class Scheduler:
         if self.speculator is not None:
             self.speculator.book(sequence, len(chunk.proposed), num_accepted)
         sequence.num_computed_tokens = sequence.num_tokens - 1
-        self._publish(sequence)
+        self._prefixes.publish(sequence)
         num_kept = -(-sequence.num_computed_tokens // size)
         self.pool.release(sequence.block_ids[num_kept:])
         del sequence.block_ids[num_kept:]
 
+    def commit_aside(self, *, is_done: bool = True) -> None:
+        """Book that the side thread has its plan behind it; not `is_done`: it failed."""
+        plan = self.aside
+        self._set_aside(StepPlan())
+        if is_done:
+            self.commit(plan)
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
+            self._give_back(sequence)
+
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence in any state and free all that it holds.
+        """End a sequence in any state and free all that it holds, once the side thread is done with it.
 
         After an error nothing that it computed is found again, neither blocks nor images.
         """
-        if reason == "error":
-            self.pool.forget(sequence.block_ids)
-        self._free(sequence)
         if sequence.first_step_s is None and not sequence.is_interactive:
             self._shares.give_back(sequence)
-        if reason == "error":
-            self.encoder_cache.drop_idle(image.digest for image in sequence.placeholders)
         for line in (self.waiting, self.running):
             if sequence in line:
                 line.remove(sequence)
@@ -168,11 +205,23 @@ class Scheduler:
             self.speculator.end(sequence, reason)
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
+        if sequence in self._aside_sequences:
+            self._leaving.append(sequence)
+        else:
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        if sequence.finish_reason == "error":
+            self.pool.forget(sequence.block_ids)
+        self._free(sequence)
+        if sequence.finish_reason == "error":
+            self.encoder_cache.drop_idle(image.digest for image in sequence.placeholders)
 
     def check_integrity(self) -> None:
         """Check the books of both pools against the running sequences (AssertionError if off)."""
-        self.pool.check_integrity(sequence.block_ids for sequence in self.running)
-        self.encoder_cache.check_integrity({sequence.request_id for sequence in self.running})
+        holders = (*self.running, *self._leaving)
+        self.pool.check_integrity(sequence.block_ids for sequence in holders)
+        self.encoder_cache.check_integrity({sequence.request_id for sequence in holders})
         assert not any(sequence.block_ids for sequence in self.waiting), "a waiting sequence holds blocks"
 
     def _mark_started(self, planned: set[str], now: float) -> None:
@@ -190,22 +239,22 @@ class Scheduler:
         return late
 
     def _has_reached_encoder(self, sequence: Sequence) -> bool:
-        if not sequence.placeholders:
+        if not sequence.placeholders or sequence in self._aside_sequences:
             return True
         first = sequence.placeholders[0]
         return sequence.num_computed_tokens > first.start or first.digest in self.encoder_cache
 
-    def _fill(self, draft: _Draft, now: float) -> None:
+    def _fill(self, draft: Draft, now: float, side: Side) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
         longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
-        self.budget.begin(self.running, self.waiting, now, longest_ms, self._owed)
+        draft.budget.begin(self.running, self.waiting, now, longest_ms, self._owed, side)
         if self.speculator is not None:
             self.speculator.begin(self.running)
-        self._serve_class(draft, now, is_interactive=True)
-        draft.turn = self.turns.propose(self.budget, now) if self.turns else None
+        self._serve(self._in_turn(now, is_interactive=True), draft)
+        draft.turn = self.turns.propose(draft.budget, now) if self.turns else None
         if draft.turn:
-            self.budget.spend_turn(draft.turn.cost_ms)
-        self._serve_class(draft, now, is_interactive=False)
+            draft.budget.spend_turn(draft.turn.cost_ms)
+        self._serve(self._in_turn(now, is_interactive=False), draft)
 
     def _owed(self) -> Iterator[Owed]:
         """What background prompts have left, in their order."""
@@ -218,11 +267,12 @@ class Scheduler:
             request = sequence.request
             yield Owed(sequence.arrival_s, request.expires_at, work, slices, request.wanted_at)
 
-    def _serve_class(self, draft: _Draft, now: float, *, is_interactive: bool) -> None:
+    def _in_turn(self, now: float, *, is_interactive: bool) -> list[Sequence]:
+        """The sequences of a class that the side thread does not have, in the order of their turns."""
         everyone = [s for s in (*self.running, *self.waiting) if s.is_interactive == is_interactive]
-        self._serve(sorted(everyone, key=lambda s: turn(s, now)), draft)
+        return sorted((s for s in everyone if s not in self._aside_sequences), key=lambda s: turn(s, now))
 
-    def _serve(self, sequences: Iterable[Sequence], draft: _Draft) -> None:
+    def _serve(self, sequences: Iterable[Sequence], draft: Draft) -> None:
         """Give each its part in order; who cannot start holds up only those that wait behind it.
 
         Of background work a prompt starts when those before it are done, or leave the encoder's thread
@@ -241,27 +291,27 @@ class Scheduler:
 
     def _leaves_encoder(self, sequence: Sequence) -> bool:
         left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
-        is_encoded = all(self.encoder_cache.is_ready(image.digest) for image in left)
-        return self.encodes_beside and bool(sequence.placeholders) and is_encoded
+        is_encoded = all(map(self._is_encoded, left))
+        return self.side_budget is not None and bool(sequence.placeholders) and is_encoded
 
-    def _extend(self, sequence: Sequence, draft: _Draft) -> list[str]:
+    def _extend(self, sequence: Sequence, draft: Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""
         start = sequence.num_computed_tokens
-        reach = min(sequence.num_left, max(self.budget.max_num_batched_tokens, sequence.num_together))
+        reach = min(sequence.num_left, max(draft.budget.max_num_batched_tokens, sequence.num_together))
         stalls = self._encode_ahead(sequence, start, start + reach, draft)
-        num_tokens = self.budget.fit_tokens(sequence, reach)
+        num_tokens = draft.budget.fit_tokens(sequence, reach)
         end = self._clip_to_images(sequence, start, start + num_tokens, draft)
         if end > start and self._reserve_blocks(sequence, end, draft):
-            self.budget.spend_tokens(sequence, end - start)
+            draft.budget.spend_tokens(sequence, end - start)
             draft.planned.add(sequence.request_id)
-            draft.chunks.append(Chunk(sequence, start, end, self._propose(sequence)))
+            draft.chunks.append(Chunk(sequence, start, end, self._propose(sequence, draft)))
         elif end > start:
             stalls.append("memory")
         elif not num_tokens:
             stalls.append("budget")
         return [] if sequence.request_id in draft.planned else stalls
 
-    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
+    def _propose(self, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
         """Tokens to be computed beside a decode that was just planned, with blocks for them.
 
         why: a guess is not worth anybody's place, so that it takes only blocks which no decode may need.
@@ -273,20 +323,20 @@ class Scheduler:
         num_free = max(0, self.pool.num_free - num_kept)
         room = (held + num_free) * size - sequence.num_tokens
         proposed, cost_ms = self.speculator.propose(
-            sequence, room, lambda costs_ms: self.budget.fit_proposed(sequence, costs_ms)
+            sequence, room, lambda costs_ms: draft.budget.fit_proposed(sequence, costs_ms)
         )
         if proposed:
-            self.budget.spend_proposed(sequence, len(proposed), cost_ms)
+            draft.budget.spend_proposed(sequence, len(proposed), cost_ms)
             num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
             sequence.block_ids += self.pool.allocate(max(0, num_missing))
         return proposed
 
-    def _admit(self, sequence: Sequence, draft: _Draft) -> list[str]:
+    def _admit(self, sequence: Sequence, draft: Draft) -> list[str]:
         """Start a waiting sequence on its cached prefix; returns why it cannot start, if so."""
         is_full = len(self.running) >= self.max_num_seqs and not self._victims(sequence, draft)
         if is_full or (sequence.is_interactive and not self._has_chat_slot()):
             return ["slots"]
-        self._hold_prefix(sequence)
+        self._prefixes.hold(sequence)
         stalls = self._extend(sequence, draft)
         if sequence.request_id not in draft.planned:
             self._free(sequence)
@@ -306,22 +356,12 @@ class Scheduler:
         num_kept = int(is_wanted and self.max_num_seqs > 1)
         return sum(s.is_interactive for s in self.running) < self.max_num_seqs - num_kept
 
-    def _hold_prefix(self, sequence: Sequence) -> None:
-        # invariant: at least the newest token is computed, since its logits are wanted
-        reusable = (sequence.num_tokens - 1) // self.pool.block_size if self.enable_prefix_caching else 0
-        self._hash_blocks(sequence, reusable)
-        found = self.pool.find(sequence.block_hashes[:reusable])
-        self.pool.hold(found)
-        sequence.block_ids = found
-        sequence.num_published = len(found)
-        sequence.num_computed_tokens = len(found) * self.pool.block_size
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-
-    def _encode_ahead(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> list[str]:
+    def _encode_ahead(self, sequence: Sequence, start: int, end: int, draft: Draft) -> list[str]:
         """Plan slices of the images in reach, in order; returns what is in the way, if anything."""
         cache = self.encoder_cache
         for image in sequence.images_between(start, end):
+            if image.digest in self._aside_digests:
+                return ["encoder_budget"]
             if cache.cost_to_hold(image.digest, image.length) > cache.num_tokens - cache.num_held:
                 return ["encoder_cache"]
             if cache.is_ready(image.digest):
@@ -329,7 +369,7 @@ class Scheduler:
                 continue
             left = cache.num_left(image.digest)
             done = 0 if left is None else len(image.slices) - left
-            count = self.budget.fit_slices(sequence, image, done)
+            count = draft.budget.fit_slices(sequence, image, done)
             if not count:
                 return ["encoder_budget"]
             self._plan_slices(sequence, image, done, done + count, draft)
@@ -338,19 +378,17 @@ class Scheduler:
         return []
 
     def _plan_slices(
-        self, sequence: Sequence, image: Placeholder, first: int, last: int, draft: _Draft
+        self, sequence: Sequence, image: Placeholder, first: int, last: int, draft: Draft
     ) -> None:
         if image.digest not in self.encoder_cache:
             self.encoder_cache.add(image.digest, image.length, len(image.slices))
         self.encoder_cache.hold(image.digest, sequence.request_id)
         self.encoder_cache.advance(image.digest, last - first)
-        self.budget.spend_slices(sequence, image, first, last)
+        draft.budget.spend_slices(sequence, image, first, last)
         draft.encodes.append(EncodeItem(sequence, image, first, last))
-        if self.encodes_beside:
-            draft.encoding.add(image.digest)
         draft.planned.add(sequence.request_id)
 
-    def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: _Draft) -> int:
+    def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: Draft) -> int:
         """Where a chunk from `start` must end so that all its images are encoded and held.
 
         invariant: an image that attends both ways is not cut; what a sequence computes next is never less
@@ -358,9 +396,8 @@ class Scheduler:
         """
         for image in sequence.images_between(start, end):
             is_held = self.encoder_cache.is_held(image.digest, sequence.request_id)
-            is_ready = self.encoder_cache.is_ready(image.digest) and image.digest not in draft.encoding
             is_cut = image.attends_both_ways and end < image.end
-            if is_cut or not (is_held and is_ready):
+            if is_cut or not (is_held and self._is_encoded(image)):
                 return max(start, image.start)
         return end
 
@@ -370,7 +407,7 @@ class Scheduler:
             if image.digest not in unread:
                 self.encoder_cache.release(image.digest, sequence.request_id)
 
-    def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: _Draft) -> bool:
+    def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: Draft) -> bool:
         """Hold blocks for the first `num_tokens` positions, by preemption if need be."""
         num_missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
         if num_missing <= 0:
@@ -397,29 +434,12 @@ class Scheduler:
         held = sum(len(other.block_ids) for other in self.running if other.is_interactive)
         return max(0, self.num_chat_blocks - held)
 
-    def _victims(self, sequence: Sequence, draft: _Draft) -> list[Sequence]:
-        """Running sequences that may be preempted for `sequence`, the last one first.
+    def _victims(self, sequence: Sequence, draft: Draft) -> list[Sequence]:
+        """Running sequences that may be preempted for `sequence`, the last one first."""
+        spared = (o for o in self.running if o.request_id not in draft.planned and not self._is_aside(o))
+        return sorted((other for other in spared if gives_way(other, sequence)), key=rank)
 
-        Background gives way to interactive. Within a class only a running sequence may take from
-        a younger one: a waiting one never preempts its equals.
-        """
-        is_running = sequence.status is Status.RUNNING
-        candidates = [
-            other
-            for other in self.running
-            if other.request_id not in draft.planned
-            and (
-                (sequence.is_interactive and not other.is_interactive)
-                or (
-                    is_running
-                    and other.is_interactive == sequence.is_interactive
-                    and rank(other) > rank(sequence)
-                )
-            )
-        ]
-        return sorted(candidates, key=rank)
-
-    def _preempt(self, sequence: Sequence, draft: _Draft, reason: str) -> None:
+    def _preempt(self, sequence: Sequence, draft: Draft, reason: str) -> None:
         """Send a running sequence back to the queue; it keeps its place and its tokens."""
         self._free(sequence)
         sequence.status = Status.WAITING
@@ -435,21 +455,3 @@ class Scheduler:
         sequence.num_computed_tokens = sequence.num_published = 0
         for image in sequence.placeholders:
             self.encoder_cache.release(image.digest, sequence.request_id)
-
-    def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> None:
-        """Extend the sequence's hashes to its first `num_blocks` full blocks."""
-        size, hashes = self.pool.block_size, sequence.block_hashes
-        for index in range(len(hashes), num_blocks):
-            first = index * size
-            parent = hashes[-1] if hashes else b""
-            images = sequence.images_between(first, first + size)
-            hashes.append(block_hash(parent, sequence.token_ids[first : first + size], first, images))
-
-    def _publish(self, sequence: Sequence) -> None:
-        if not self.enable_prefix_caching:
-            return
-        num_full = sequence.num_computed_tokens // self.pool.block_size
-        self._hash_blocks(sequence, num_full)
-        for index in range(sequence.num_published, num_full):
-            self.pool.publish(sequence.block_ids[index], sequence.block_hashes[index])
-        sequence.num_published = num_full

@@ -160,5 +160,8 @@ def main() -> None:
 def _open_gate(start: wire.Start, engine: Engine) -> GateServer | None:
     if start.turns is None:
         return None
+    if engine.runner.has_side:
+        # why: the steps of chats leave cores to others, which would stand still while a turn is waited for
+        return GateServer(start.turns, None)
     device = engine.model.spec.device
     return GateServer(start.turns, "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}")

@@ -63,6 +63,7 @@ class StepTrace:
     Args:
         predicted_ms: What encoding and forward pass were to take.
         allowance_ms: What the step could take; None where steps are counted in tokens.
+        is_aside: The side thread ran it, beside others.
     """
 
     number: int
@@ -70,6 +71,7 @@ class StepTrace:
     predicted_ms: float
     allowance_ms: float | None
     parts: tuple[TracePart, ...]
+    is_aside: bool = False
 
 
 class Tracer:
@@ -85,10 +87,18 @@ class Tracer:
         self._model = model
         self._num_added = 0
 
-    def add(self, plan: StepPlan, times: StepTimes, predicted_ms: float, allowance_ms: float | None) -> None:
+    def add(
+        self,
+        plan: StepPlan,
+        times: StepTimes,
+        predicted_ms: float,
+        allowance_ms: float | None,
+        *,
+        is_aside: bool = False,
+    ) -> None:
         """Record a step that ran; before its sequences are moved on."""
         parts = *self._turn(plan, times), *self._encodes(plan, times), *self._chunks(plan, times)
-        self._steps.append(StepTrace(self._num_added, times, predicted_ms, allowance_ms, parts))
+        self._steps.append(StepTrace(self._num_added, times, predicted_ms, allowance_ms, parts, is_aside))
         self._num_added += 1
 
     def since(self, number: int) -> list[StepTrace]:

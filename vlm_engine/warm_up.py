@@ -54,6 +54,7 @@ def _rehearse(engine: Engine, requests: Iterable[GenerationRequest]) -> None:
     ends_s = time.monotonic() + CALIBRATION_S
     scheduler = engine.scheduler
     budget, scheduler.budget = scheduler.budget, VariedBudget(engine.config.max_num_batched_tokens)
+    side_budget, scheduler.side_budget = scheduler.side_budget, None
     for request in requests:
         try:
             engine.add(request)
@@ -62,4 +63,4 @@ def _rehearse(engine: Engine, requests: Iterable[GenerationRequest]) -> None:
     while engine.has_work and time.monotonic() < ends_s:
         engine.step()
     engine.start_over()
-    scheduler.budget = budget
+    scheduler.budget, scheduler.side_budget = budget, side_budget

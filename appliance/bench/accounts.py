@@ -50,12 +50,32 @@ class Device:
     """What the engine's device did, by its recorded steps."""
 
     def __init__(self, steps: Sequence[StepTrace]) -> None:
-        self._steps = steps
+        self._aside = [step for step in steps if step.is_aside]
+        self._steps = steps = [step for step in steps if not step.is_aside]
         self._ends = [step.times.end_s for step in steps]
         self.first_s = steps[0].times.start_s if steps else float("inf")
 
     def between(self, begin_s: float, end_s: float, owner: str, *, is_answering: bool) -> dict[str, float]:
-        """Milliseconds by use between two times, as the request `owner` sees it."""
+        """Milliseconds by use between two times, as the request `owner` sees it.
+
+        What runs aside delays nobody; a request whose own picture does waits for that, whatever steps do.
+        """
+        parts = self._in_steps(begin_s, end_s, owner, is_answering=is_answering)
+        own_ms = sum(self._own_aside_ms(step, begin_s, end_s, owner) for step in self._aside)
+        if own_ms:
+            rest = max(0.0, 1.0 - own_ms / (1e3 * (end_s - begin_s)))
+            parts = {use: rest * ms for use, ms in parts.items()}
+            parts["own picture"] = parts.get("own picture", 0.0) + own_ms
+        parts["between steps"] = max(0.0, 1e3 * (end_s - begin_s) - sum(parts.values()))
+        return parts
+
+    @staticmethod
+    def _own_aside_ms(step: StepTrace, begin_s: float, end_s: float, owner: str) -> float:
+        start_s, last_s = step.times.start_s, step.times.end_s
+        inside = (min(last_s, end_s) - max(start_s, begin_s)) / max(last_s - start_s, 1e-9)
+        return max(0.0, inside) * sum(part.ms for part in step.parts if part.request_id == owner)
+
+    def _in_steps(self, begin_s: float, end_s: float, owner: str, *, is_answering: bool) -> dict[str, float]:
         parts: defaultdict[str, float] = defaultdict(float)
         for step in self._steps[bisect_right(self._ends, begin_s) :]:
             start_s, last_s = step.times.start_s, step.times.end_s
@@ -65,7 +85,6 @@ class Device:
             inside = (min(last_s, end_s) - max(start_s, begin_s)) / length_s
             for use, ms in _uses(step, owner, is_answering=is_answering):
                 parts[use] += ms * inside
-        parts["between steps"] = max(0.0, 1e3 * (end_s - begin_s) - sum(parts.values()))
         return parts
 
     def token_times(self, owner: str) -> list[float]:

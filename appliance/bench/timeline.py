@@ -24,6 +24,7 @@ class Span:
     """One part of a step in time; seconds of `time.perf_counter`.
 
     Parts of one forward pass run together; here they stand one behind the other, each as long as its share.
+    What `is_aside` ran on the side thread, beside the steps.
     """
 
     begin_s: float
@@ -31,6 +32,7 @@ class Span:
     use: str
     part: TracePart
     step: int
+    is_aside: bool = False
 
 
 def use_of(part: TracePart) -> str:
@@ -47,7 +49,8 @@ def spans(steps: Iterable[StepTrace]) -> Iterator[Span]:
         for part in step.parts:
             if part.kind != "turn":
                 now_s = max(now_s, step.times.lent_s)
-            yield Span(now_s, now_s + part.ms / 1e3, use_of(part), part, step.number)
+            end_s = now_s + part.ms / 1e3
+            yield Span(now_s, end_s, use_of(part), part, step.number, is_aside=step.is_aside)
             now_s += part.ms / 1e3
 
 

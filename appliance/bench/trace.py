@@ -29,6 +29,7 @@ _COLORS = {
     "detector": "#2b8a3e",
 }
 _GAP_COLOR = "#e03131"
+_ASIDE = len(USES) + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ def write_trace(path: Path, runs: Sequence[Traced]) -> None:
 
 def _events(pid: int, run: Traced) -> Iterator[dict[str, Any]]:
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": run.name}}
-    for tid, track in enumerate(("steps", *USES, "chat tokens")):
+    aside = ("aside", "aside: what for") if any(step.is_aside for step in run.steps) else ()
+    for tid, track in enumerate(("steps", *USES, "chat tokens", *aside)):
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": track}}
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
     zero_s = run.steps[0].times.start_s
@@ -80,7 +82,7 @@ def _events(pid: int, run: Traced) -> Iterator[dict[str, Any]]:
         yield from _step_events(pid, step, zero_s)
     for span in spans(run.steps):
         args = {"request": span.part.request_id, "amount": span.part.amount, "step": span.step}
-        tid = 1 + USES.index(span.use)
+        tid = _ASIDE + 1 if span.is_aside else 1 + USES.index(span.use)
         yield _event(pid, tid, span.use, span.begin_s - zero_s, span.end_s - span.begin_s) | {"args": args}
     for request_id, times in token_times(run.steps).items():
         for time_s in times:
@@ -107,7 +109,10 @@ def _step_events(pid: int, step: StepTrace, zero_s: float) -> Iterator[dict[str,
         "predicted_ms": round(step.predicted_ms, 3),
         "allowance_ms": step.allowance_ms and round(step.allowance_ms, 3),
     }
-    yield _event(pid, 0, "step", times.start_s - zero_s, times.end_s - times.start_s) | {"args": args}
+    tid = _ASIDE if step.is_aside else 0
+    yield _event(pid, tid, "step", times.start_s - zero_s, times.end_s - times.start_s) | {"args": args}
+    if step.is_aside:
+        return
     told = {"measured": round(measured_ms, 3), "predicted": round(step.predicted_ms, 3)}
     ts = round(1e6 * (times.start_s - zero_s), 1)
     yield {"ph": "C", "pid": pid, "name": "step, ms", "ts": ts, "args": told}

@@ -85,10 +85,17 @@ def serve_turns(server: GateServer) -> Callable[[], None]:
 
 @pytest.mark.parametrize(
     ("share", "engine_device", "is_asked"),
-    [("auto", "cpu", True), ("auto", "cuda:0", False), ("on", "cuda:0", True), ("off", "cpu", False)],
+    [
+        ("auto", "cpu", True),
+        ("auto", "cuda:0", False),
+        ("auto", None, False),
+        ("on", "cuda:0", True),
+        ("on", None, True),
+        ("off", "cpu", False),
+    ],
 )
 def test_auto_asks_an_engine_on_the_same_device(
-    tmp_path: Path, share: str, engine_device: str, is_asked: bool
+    tmp_path: Path, share: str, engine_device: str | None, is_asked: bool
 ) -> None:
     """With a real detector: one round through the gate, and a real answer in any case."""
     chosen = settings(share_device=share, gate=str(tmp_path / "device.sock"), imgsz=64)

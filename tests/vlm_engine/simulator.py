@@ -11,11 +11,12 @@ from itertools import count
 from tests.vlm_engine.builders import image, make_sequence
 from vlm_engine.block_pool import BlockPool
 from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
-from vlm_engine.cost_model import CostModel, SliceWork, StepWork
+from vlm_engine.cost_model import CostModel, Road, SliceWork, StepWork
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import StepPlan
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence, Status
+from vlm_engine.side_budget import SideBudget
 from vlm_engine.slices import TowerLayout, cut
 from vlm_engine.turn import Turn
 from vlm_engine.turn_queue import TurnQueue
@@ -23,8 +24,9 @@ from vlm_engine.turn_queue import TurnQueue
 # Milliseconds of a 2-core machine with the 210 M model of the benchmarks, as `StepWork.features`.
 STEP_TRUTH = (14.0, 38.0, 6.0, 3.0, 9.0)
 ENCODER_TRUTH = (0.4, 9.0, 22.0, 30.0, 8.0)
-# What steps take on all cores, and slices beside a step, of what they take else.
-STEP_WIDE, SLICE_BESIDE = 0.7, 1.7
+# What steps take on each road, and slices aside, of what they take on one core, or on all.
+STEP_ROADS: dict[Road, float] = {"narrow": 1.0, "loaded": 1.25, "wide": 0.7, "aside": 1.2}
+SLICE_ASIDE = 1.7
 
 
 @cache
@@ -68,16 +70,17 @@ class Truth:
     noise: float = 0.05
     slowdown: float = 1.0
     model: CostModel = field(default_factory=lambda: CostModel(STEP_TRUTH, ENCODER_TRUTH))
-    runs_beside: bool = False
+    has_side: bool = False
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def step_ms(self, work: StepWork) -> float:
-        return self._spread() * self.model.step_ms(work) if work.num_tokens else 0.0
+    def step_ms(self, work: StepWork, road: Road = "narrow") -> float:
+        return self._spread() * STEP_ROADS[road] * self.model.step_ms(work) if work.num_tokens else 0.0
 
-    def slice_ms(self, work: SliceWork) -> float:
-        return self._spread() * self.model.slice_ms(work) if work.num_slices else 0.0
+    def slice_ms(self, work: SliceWork, road: Road = "narrow") -> float:
+        factor = SLICE_ASIDE if road == "aside" else 1.0
+        return self._spread() * factor * self.model.slice_ms(work) if work.num_slices else 0.0
 
     def _spread(self) -> float:
         return self.slowdown * self._random.lognormvariate(0.0, self.noise)
@@ -99,7 +102,7 @@ class Simulator:
     ) -> None:
         self.now = 0.0
         self.truth = truth or Truth()
-        self.cost = CostModel(runs_beside=self.truth.runs_beside)
+        self.cost = CostModel(has_side=self.truth.has_side)
         self.targets = LatencyTargets(**targets)
         self.budget: StepBudget = (
             StaticBudget(2048) if budget == "static" else TimeBudget(self.cost, self.targets, 2048)
@@ -111,8 +114,13 @@ class Simulator:
             max_num_seqs=max_num_seqs,
             num_chat_blocks=num_chat_blocks,
             turns=turns,
-            encodes_beside=self.truth.runs_beside,
         )
+        if self.truth.has_side:
+            assert isinstance(self.budget, TimeBudget)
+            patience_ms, floor = self.targets.background_ttft_ms, self.budget.floor
+            self.scheduler.side_budget = SideBudget(self.cost, patience_ms, 2048, floor)
+        self.aside_ends_s = 0.0
+        self.aside_busy_s = 0.0
         self.on_turn: Callable[[Turn], None] | None = None
         self.gaps_ms: list[float] = []
         self.ttfts_ms: list[float] = []
@@ -178,9 +186,42 @@ class Simulator:
                 self.now = min(self._events[0][0] if self._events else until_s, until_s)
 
     def _step(self) -> None:
+        """As `Engine.step`."""
+        scheduler = self.scheduler
+        if not scheduler.is_aside_busy:
+            self._start_aside()
+        elif self.now >= self.aside_ends_s:
+            self._land()
+            return
+        elif not scheduler.has_chat_tokens:
+            self._wait_for_side()
+            return
+        self._step_beside()
+
+    def _start_aside(self) -> None:
+        plan = self.scheduler.plan_aside(self.now)
+        if plan.is_empty:
+            return
+        step_ms, slice_ms = self._measure(plan, "aside")
+        self._learn(plan, step_ms, slice_ms, "aside")
+        self.aside_busy_s += (step_ms + slice_ms) / 1e3
+        self.background_busy_s += self._background_ms(plan) / 1e3
+        self.aside_ends_s = self.now + (step_ms + slice_ms) / 1e3
+        self._note_encodes(plan)
+
+    def _land(self) -> None:
+        plan = self.scheduler.aside
+        self.scheduler.commit_aside()
+        self._tell(plan)
+
+    def _wait_for_side(self) -> None:
+        self.now = min(self.aside_ends_s, self._events[0][0] if self._events else math.inf)
+
+    def _step_beside(self) -> None:
         num_overruns = self.budget.counts.total()
         everyone = (*self.scheduler.running, *self.scheduler.waiting)
         wants_background = any(not s.is_interactive for s in everyone)
+        is_loaded = self.scheduler.is_aside_busy
         plan = self.scheduler.plan(self.now)
         for sequence in plan.expired:
             self._end(sequence)
@@ -188,24 +229,20 @@ class Simulator:
             assert self.on_turn is not None, "a turn for nobody"
             self.on_turn(plan.turn)
         if plan.is_empty:
-            assert plan.expired or plan.turn, "a step without progress"
+            assert plan.expired or plan.turn or is_loaded, "a step without progress"
+            if is_loaded:
+                self._wait_for_side()
             return
-        self.encoded_late += [
-            e.sequence for e in plan.encodes if not e.first and e.sequence.has_expired(self.now)
-        ]
-        step_work, slice_work = plan.step_work, plan.slice_work
-        beside = self.truth.runs_beside and bool(plan.encodes) and plan.has_interactive
-        wide = (
-            self.truth.runs_beside and not beside and not any(c.sequence.is_interactive for c in plan.chunks)
-        )
-        step_ms = self.truth.step_ms(step_work) * (STEP_WIDE if wide else 1)
-        slice_ms = self.truth.slice_ms(slice_work) * (SLICE_BESIDE if beside else 1)
-        predicted_ms = self._predict(step_work, slice_work, beside, wide)
+        self._note_encodes(plan)
+        road: Road = "wide" if self.truth.has_side and not plan.has_interactive else "narrow"
+        road = "loaded" if is_loaded else road
+        step_ms, slice_ms = self._measure(plan, road)
+        predicted_ms = self._predict(plan, road)
         residual_ms = self.cost.residual_ms
         decodes = [c.work for c in plan.chunks if c.sequence.is_interactive and c.sequence.is_decoding]
-        decodes_ms = self.cost.step_ms(sum(decodes, StepWork()))
-        self._learn(step_work, step_ms, slice_work, slice_ms, beside=beside, wide=wide)
-        total_ms = max(step_ms, slice_ms) if beside else step_ms + slice_ms
+        decodes_ms = self.cost.step_ms(sum(decodes, StepWork()), road)
+        self._learn(plan, step_ms, slice_ms, road)
+        total_ms = step_ms + slice_ms
         started, self.now = self.now, self.now + total_ms / 1e3
         self.busy_s += total_ms / 1e3
         background_ms = self._background_ms(plan)
@@ -225,34 +262,36 @@ class Simulator:
             wants_background,
         )
         self.steps.append(step)
-        sampled = [chunk.sequence for chunk in plan.chunks if chunk.samples]
         self.scheduler.commit(plan)
-        for sequence in sampled:
-            self._token(sequence)
+        self._tell(plan)
+
+    def _tell(self, plan: StepPlan) -> None:
+        for chunk in plan.chunks:
+            if chunk.samples and chunk.sequence.status is not Status.FINISHED:
+                self._token(chunk.sequence)
+
+    def _note_encodes(self, plan: StepPlan) -> None:
+        begun = [e.sequence for e in plan.encodes if not e.first]
+        self.encoded_late += [sequence for sequence in begun if sequence.has_expired(self.now)]
 
     def _late_ms(self, chat: Sequence) -> float:
         assert chat.last_token_s is not None
         return 1e3 * (self.now - chat.last_token_s) - self.targets.chat_itl_ms
 
-    def _predict(self, step_work: StepWork, slice_work: SliceWork, beside: bool, wide: bool) -> float:
-        step_ms = self.cost.step_ms(step_work, wide=wide) if step_work.num_tokens else 0.0
-        slice_ms = self.cost.slice_ms(slice_work, beside=beside)
-        return max(step_ms, slice_ms) if beside else step_ms + slice_ms
+    def _measure(self, plan: StepPlan, road: Road) -> tuple[float, float]:
+        return self.truth.step_ms(plan.step_work, road), self.truth.slice_ms(plan.slice_work, road)
 
-    def _learn(
-        self,
-        step_work: StepWork,
-        step_ms: float,
-        slice_work: SliceWork,
-        slice_ms: float,
-        beside: bool,
-        wide: bool,
-    ) -> None:
+    def _predict(self, plan: StepPlan, road: Road) -> float:
+        step_ms = self.cost.step_ms(plan.step_work, road) if plan.chunks else 0.0
+        return step_ms + self.cost.slice_ms(plan.slice_work, aside=road == "aside")
+
+    def _learn(self, plan: StepPlan, step_ms: float, slice_ms: float, road: Road) -> None:
+        work = plan.step_work
         if step_ms:
-            self.errors.append(abs(self.cost.step_ms(step_work, wide=wide) - step_ms) / step_ms)
-            self.cost.learn_step(step_work, step_ms, wide=wide)
+            self.errors.append(abs(self.cost.step_ms(work, road) - step_ms) / step_ms)
+            self.cost.learn_step(work, step_ms, road)
         if slice_ms:
-            self.cost.learn_slices(slice_work, slice_ms, beside=beside)
+            self.cost.learn_slices(plan.slice_work, slice_ms, aside=road == "aside")
 
     def _background_ms(self, plan: StepPlan) -> float:
         """What the plan's background work takes, beside whatever else the step does."""

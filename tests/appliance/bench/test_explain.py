@@ -4,6 +4,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from appliance.api.metrics import _Families
-from appliance.bench.accounts import Account, Accounts, accounts_of
+from appliance.bench.accounts import Account, Accounts, Device, accounts_of
 from appliance.bench.explain import explain_run, explain_text
 from appliance.bench.exposition import Exposition, Growth
 from appliance.bench.load import Recording
@@ -130,7 +131,8 @@ def test_too_few_places(model: VisionLanguageModel) -> None:
 def test_frames_that_fill_steps_up_to_the_target(model: VisionLanguageModel) -> None:
     def tell() -> dict[str, object]:
         requests = [*chats(1, max_tokens=12), *frames(12)]
-        recording = record(model, requests, first=1, chat_itl_ms=60.0, background_ttft_ms=1.0)
+        limits = {"chat_itl_ms": 60.0, "background_ttft_ms": 1.0, "encode": "between"}
+        recording = record(model, requests, first=1, **limits)
         return explain_run(recording, None, (0.01, 1e6), 1e6)
 
     cause = explained(tell, "slow next token", "frames were computed in the same steps")
@@ -217,6 +219,30 @@ def test_a_detector_and_a_pause() -> None:
     assert parts_of(made(steps)) == pytest.approx(
         {"chat text": 10, "detector": 40, "between steps": 10, "stream": 0}
     )
+
+
+def aside(start_s: float, ms: float, *parts: TracePart) -> StepTrace:
+    return replace(step(9, start_s, ms, *parts), is_aside=True)
+
+
+def test_frames_aside_delay_nobody() -> None:
+    frame = TracePart("encode", "f", False, 9, 100.0)
+    steps = [step(i, i * 0.02, 20, decode(20)) for i in range(4)]
+    recording = made(steps)
+    recording.steps = [*steps, aside(0.0, 100, frame)]
+    assert parts_of(recording) == pytest.approx({"chat text": 60, "between steps": 0, "stream": 0})
+
+
+def test_a_picture_of_its_own_that_is_encoded_aside() -> None:
+    """While others' steps go on, of which it has nothing."""
+    other = TracePart("decode", "d", True, 1, 20.0, samples=True)
+    device = Device([*(step(i, i * 0.02, 20, other) for i in range(10)), aside(0.0, 150, own_picture(150))])
+    parts = device.between(0.0, 0.2, "c", is_answering=False)
+    assert parts == pytest.approx({"own picture": 150, "chat text": 50, "between steps": 0})
+
+
+def own_picture(ms: float) -> TracePart:
+    return TracePart("encode", "c", True, 9, ms)
 
 
 def test_tokens_that_come_late() -> None:

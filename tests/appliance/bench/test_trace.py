@@ -87,6 +87,19 @@ def test_a_detector_has_a_lane() -> None:
     assert [e["dur"] for e in events if e["name"] == "detector"] == [30000.0]
 
 
+def test_what_ran_aside_has_tracks_of_its_own() -> None:
+    """It overlaps the steps, which no track may."""
+    chat = TracePart("decode", "c", True, 1, 20.0, samples=True)
+    frame = TracePart("encode", "f", False, 9, 100.0)
+    steps = [StepTrace(i, StepTimes(*[1 + i / 50] * 3, 1.02 + i / 50), 20.0, 50.0, (chat,)) for i in range(5)]
+    steps.append(StepTrace(5, StepTimes(1.0, 1.0, 1.0, 1.1), 100.0, 50.0, (frame,), is_aside=True))
+    events = perfetto([Traced("aside", steps, RESULT)])["traceEvents"]
+    tracks = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    where = {e["name"]: tracks[e["tid"]] for e in events if e["ph"] == "X" and e["dur"] == 100000.0}
+    assert where == {"step": "aside", "frame picture": "aside: what for"}
+    assert sum(e["ph"] == "C" for e in events) == 5
+
+
 def test_only_what_was_measured_is_shown(run: Traced) -> None:
     middle = run.steps[len(run.steps) // 2].times.start_s
     recording = Recording(begin=middle, end=middle + 99, steps=list(run.steps))
