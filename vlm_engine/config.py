@@ -101,7 +101,8 @@ class EngineConfig:
             on first use; ``auto`` does so where they can be had, ``torch`` never.
         cuda_graphs: Replay decode steps as CUDA graphs; needs blocks of 256 tokens (`block_size`).
         encode: ``between`` runs encoder slices between forward passes on all threads of the CPU, ``beside``
-            at the same time on one thread of its own; ``auto`` takes `beside` with the native kernels.
+            runs them and background prompts on one thread of its own, at the same time as the steps of
+            chats; ``auto`` takes `beside` with the native kernels.
         cost_cache: Where it is kept what steps take, so that the next start need not measure it:
             ``auto`` for the user's cache (``XDG_CACHE_HOME``), ``off``, or a folder.
         trace_steps: How many of the newest steps are kept in detail, to be looked at by

@@ -362,7 +362,7 @@ class Engine:
             work = plan.step_work
             self.metrics.steps.add(result.forward_ms, model.step_ms(work, result.road))
             model.learn_step(work, result.forward_ms, result.road)
-            if self.scheduler.speculator is not None:
+            if self.scheduler.speculator is not None and result.road != "aside":
                 self.scheduler.speculator.costs.learn(plan.chunks, result.forward_ms)
         if plan.encodes:
             slices, is_aside = plan.slice_work, result.road == "aside"

@@ -89,6 +89,13 @@ class SideBudget:
         """See `StepBudget`."""
         return 0
 
+    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
+        """See `StepBudget`."""
+        return 0
+
+    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
+        """See `StepBudget`."""
+
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
         """See `StepBudget`."""
         self._spend(sequence, self._tokens_ms(sequence, num_tokens))
