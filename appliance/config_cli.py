@@ -84,7 +84,8 @@ def _describe_lines(describe: "ViewDescribeSettings") -> Iterator[str]:
         f"{pause:g} s by {what}" for what, pause in (*pauses, ("track", describe.track_cooldown_s)) if pause
     ]
     yield f"cooldown  {', '.join(told) or 'none'}"
-    yield f"pictures  up to {describe.max_images}, {describe.image}"
+    form = ", as a clip" if describe.images_as == "clip" else ""
+    yield f"pictures  up to {describe.max_images}, {describe.image}{form}"
 
 
 def _triggers(describe: "ViewDescribeSettings") -> Iterator[str]:

@@ -44,8 +44,9 @@ class ViewDescribeSettings(SettingsPart):
     besides; `min_hits` are frames, `min_area` is a share of the frame. With `required_zones` only who was in
     one of them is a reason. `prompt` may say `{camera}`, `{label}`, `{zones}` and `{time}`; `object_prompts`
     are by class. Up to `max_images` pictures of the track go into one prompt, `image_interval` seconds apart:
-    the whole `frame`, or a `crop` around the object with a margin as a share of its size. `max_side` bounds
-    the picture's longer side in pixels (None: what suits the model). `context` tells the model camera, time
+    the whole `frame`, or a `crop` around the object with a margin as a share of its size. As a `clip`
+    they are frames of a video to models that read videos, if they are of one size. `max_side` bounds the
+    picture's longer side in pixels (None: what suits the model). `context` tells the model camera, time
     and zones too and to speak of nothing else (None: not the bundled one, which was trained without).
     While a live frame's job waits, a newer one takes its place (`replace`): one of the same `camera`, of the
     same `track` (each visit keeps a place then), or with `none` no one.
@@ -70,6 +71,7 @@ class ViewDescribeSettings(SettingsPart):
     min_hits: int = Field(default=3, ge=1)
     max_images: int = Field(default=1, ge=1, le=8)
     image_interval: float = Field(default=1.0, gt=0)
+    images_as: Literal["pictures", "clip"] = "pictures"
     image: Literal["frame", "crop"] = "frame"
     crop_margin: float = Field(default=0.25, ge=0, le=10)
     max_side: int | None = Field(default=None, ge=64, le=8192)

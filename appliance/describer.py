@@ -42,6 +42,10 @@ class VisionLanguageModel(Protocol):
         """The name under which the model is served."""
 
     @property
+    def reads_videos(self) -> bool:
+        """Whether it takes videos beside images."""
+
+    @property
     def unhealthy_reason(self) -> str | None:
         """Why requests do not move, or None."""
 
@@ -58,11 +62,17 @@ class TooLate(Exception):
 
 
 def prompt_of(
-    job: DescribeJob, image: Image.Image, *, earlier: Sequence[Image.Image] = (), has_context: bool = False
+    job: DescribeJob,
+    image: Image.Image,
+    *,
+    earlier: Sequence[Image.Image] = (),
+    has_context: bool = False,
+    reads_videos: bool = False,
 ) -> list[dict[str, Any]]:
     """The messages that put `job` to the model: instruction, pictures, what the detector saw in the last.
 
-    With `has_context`, unless the job says otherwise, also which camera, when and in which zones.
+    With `has_context`, unless the job says otherwise, also which camera, when and in which zones. Pictures go
+    as a clip where the job wants that, the model `reads_videos`, and they are of one size.
     """
     left, width = (job.crop[0], job.crop[2] - job.crop[0]) if job.crop else (0.0, job.width)
     centers = [((d["box"]["x1"] + d["box"]["x2"]) / 2 - left) / max(width, 1) for d in job.detections]
@@ -72,13 +82,15 @@ def prompt_of(
     if has_context if job.has_context is None else job.has_context:
         zones = [(d["name"], d.get("zones", ())) for d, _ in shown]
         context = context_line(job.camera_name or job.camera, job.taken, zones)
-    return describe_messages(job.prompt, image, line, earlier=earlier, context=context)
+    is_clip = reads_videos and all(picture.size == image.size for picture in earlier)
+    clip_fps = job.clip_fps if is_clip else None
+    return describe_messages(job.prompt, image, line, earlier=earlier, context=context, clip_fps=clip_fps)
 
 
 def prompt_text(messages: list[dict[str, Any]]) -> str:
-    """The messages as one text for people, `[image]` in the picture's place."""
+    """The messages as one text for people, `[image]` or `[video]` in the picture's place."""
     parts = messages[0]["content"]
-    return "".join(part["text"] if part["type"] == "text" else "[image]" for part in parts)
+    return "".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in parts)
 
 
 class Describer:
@@ -235,7 +247,13 @@ class Describer:
             *earlier, image = await asyncio.to_thread(_pictures, job, task.rung)
         except ImageError as broken:
             return Description.of(job, prompt=job.prompt, described_at=time.time(), error=str(broken)), 0.0
-        messages = prompt_of(job, image, earlier=earlier, has_context=self._has_context)
+        messages = prompt_of(
+            job,
+            image,
+            earlier=earlier,
+            has_context=self._has_context,
+            reads_videos=self._model.reads_videos,
+        )
         text, error, last = None, None, TokenEvent("")
         try:
             text, last = await self._generate(task, messages, _form_of(job))

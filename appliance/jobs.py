@@ -45,7 +45,8 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     `camera_name` and `taken` say for people which camera it is and when the frame was taken. `crop` is the
     part of the frame that `image` shows (x1, y1, x2, y2), None for all of it. `has_context` says whether the
     model is told all that (None: as suits it), `has_snapshot` whether the picture is kept with the event.
-    With `answer_schema` the answer has to be JSON of that schema.
+    With `answer_schema` the answer has to be JSON of that schema. With `clip_fps` the pictures are frames
+    of a video, so many a second, to models that read videos.
     """
 
     job_id: str
@@ -70,6 +71,7 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     has_context: bool | None = None
     has_snapshot: bool = True
     answer_schema: dict[str, Any] | None = None
+    clip_fps: float | None = None
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,6 +56,7 @@ def make_job(
         image=_jpeg(frame.image, crop, side),
         zones=list(observation.zones),
         earlier=_earlier(observation, view, side),
+        clip_fps=1 / view.describe.image_interval if view.describe.images_as == "clip" else None,
         camera_name=view.friendly_name or frame.camera,
         taken=taken,
         crop=None if crop is None else [round(float(v), 1) for v in crop],

@@ -14,6 +14,7 @@ POSITIONS = ("left", "middle", "right")
 MAX_LISTED = 6
 RULES = "Speak only of what is listed as detected; do not mention other people, vehicles, animals or things."
 SEVERAL = "The pictures show it in order of time, the last one is the newest."
+CLIP = "The video shows it up to now, its last frame is the newest."
 
 
 def position_of(center_x: float) -> str:
@@ -61,19 +62,30 @@ def _zones(places: list[str]) -> str:
 
 
 def describe_messages(
-    instruction: str, image: Any, detection_line: str, *, earlier: Sequence[Any] = (), context: str = ""
+    instruction: str,
+    image: Any,
+    detection_line: str,
+    *,
+    earlier: Sequence[Any] = (),
+    context: str = "",
+    clip_fps: float | None = None,
 ) -> list[dict[str, Any]]:
     """Build the one user message that asks for a description of ``image`` (a PIL picture, RGB).
 
     The order is instruction, pictures (``earlier`` ones first), context, detections: what never changes
-    comes first. With a ``context`` the model is also told to speak of nothing else. An empty
-    ``detection_line`` leaves that part out.
+    comes first. With ``clip_fps`` several pictures are one video of so many frames a second. With a
+    ``context`` the model is also told to speak of nothing else. An empty ``detection_line`` leaves that
+    part out.
     """
-    stable = [instruction.strip(), RULES if context else "", SEVERAL if earlier else ""]
+    several = (CLIP if clip_fps else SEVERAL) if earlier else ""
+    stable = [instruction.strip(), RULES if context else "", several]
     content: list[dict[str, Any]] = [
         {"type": "text", "text": "".join(f"{line}\n" for line in stable if line)}
     ]
-    content += [{"type": "image", "image": picture} for picture in (*earlier, image)]
+    if earlier and clip_fps:
+        content.append({"type": "video", "frames": [*earlier, image], "fps": clip_fps})
+    else:
+        content += [{"type": "image", "image": picture} for picture in (*earlier, image)]
     if told := "".join(f"\n{line}" for line in (context, detection_line) if line):
         content.append({"type": "text", "text": told})
     return [{"role": "user", "content": content}]

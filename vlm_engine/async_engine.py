@@ -96,6 +96,11 @@ class AsyncEngine:
                 self._call(lambda engine: _abort(engine, request.request_id))
 
     @property
+    def reads_videos(self) -> bool:
+        """Whether the model takes videos; False until it is loaded."""
+        return self._engine is not None and self._engine.model.prompts.reads_videos
+
+    @property
     def model_name(self) -> str:
         """What the model was loaded from."""
         return self.config.model

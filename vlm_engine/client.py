@@ -138,6 +138,11 @@ class EngineProcess:
         return self.config.model
 
     @property
+    def reads_videos(self) -> bool:
+        """Whether the model takes videos; False until it is loaded."""
+        return self._prompts is not None and self._prompts.reads_videos
+
+    @property
     def pid(self) -> int | None:
         """Process id of the engine."""
         return self._process.pid if self._process is not None else None

@@ -90,6 +90,7 @@ class Scripted:
     script: list[Event | Exception]
     always: dict[str, Event] = field(default_factory=dict)
     model_name: str = "scripted"
+    reads_videos: bool = False
     unhealthy_reason: str | None = None
     delay_s: float = 0.0
     num_running: int = 0

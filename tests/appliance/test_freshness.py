@@ -57,6 +57,7 @@ class Slow:
     """A model that takes `delay_s` for each picture, one after the other."""
 
     model_name = "slow"
+    reads_videos = False
     unhealthy_reason = None
 
     def __init__(self, delay_s: float) -> None:

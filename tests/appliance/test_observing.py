@@ -89,6 +89,24 @@ def test_a_crop_shows_the_object_with_a_margin_and_earlier_pictures_are_cut_alik
     assert message["content"][-1]["text"] == "\nDetected: 1 car (middle)."
 
 
+def test_pictures_of_a_track_are_a_clip_where_the_model_reads_videos_and_sizes_agree():
+    chosen = settings(max_images=3, image_interval=2.0, images_as="clip")
+    body = decode_job(make_job(observation(), chosen, job_id="a", source="a", is_live=False).body)
+    assert body.clip_fps == 0.5
+    now, before, smaller = (Image.new("RGB", size) for size in ((96, 64), (96, 64), (48, 32)))
+
+    def kinds(*earlier: Image.Image, reads_videos: bool = True) -> list[str]:
+        (message,) = prompt_of(body, now, earlier=earlier, reads_videos=reads_videos)
+        return [part["type"] for part in message["content"][1:-1]]
+
+    assert kinds(before, before) == ["video"]
+    assert kinds(before, before, reads_videos=False) == ["image"] * 3
+    assert kinds(smaller, before) == ["image"] * 3
+    assert kinds() == ["image"]
+    plain = make_job(observation(), settings(max_images=3), job_id="a", source="a", is_live=False)
+    assert decode_job(plain.body).clip_fps is None
+
+
 @pytest.mark.parametrize("is_live", [True, False])
 def test_only_a_live_frame_is_too_old_at_some_time(is_live):
     job = make_job(observation(), settings(max_age_s=5), job_id="a", source="a", is_live=is_live)

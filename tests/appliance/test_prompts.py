@@ -3,6 +3,7 @@
 import pytest
 
 from appliance.prompts import (
+    CLIP,
     DEFAULT_INSTRUCTION,
     RULES,
     SEVERAL,
@@ -58,6 +59,15 @@ def test_without_a_detection_line_the_picture_is_last():
         {"type": "text", "text": "Look.\n"},
         {"type": "image", "image": None},
     ]
+
+
+def test_as_a_clip_several_pictures_are_one_video():
+    (message,) = describe_messages("Look.", "new", "", earlier=["old", "older"], clip_fps=0.5)
+    assert message["content"] == [
+        {"type": "text", "text": f"Look.\n{CLIP}\n"},
+        {"type": "video", "frames": ["old", "older", "new"], "fps": 0.5},
+    ]
+    assert describe_messages("Look.", "new", "", clip_fps=0.5) == describe_messages("Look.", "new", "")
 
 
 def test_with_a_context_the_model_is_told_where_and_when_and_to_speak_of_nothing_else():

@@ -179,6 +179,7 @@ def test_a_clip_that_the_processor_cannot_take_is_named(family: Family) -> None:
 )
 def test_other_families_refuse_videos(request: pytest.FixtureRequest, checkpoint: str) -> None:
     prompts = load_prompts(EngineConfig(str(request.getfixturevalue(checkpoint))))
+    assert not prompts.reads_videos
     with pytest.raises(RequestError, match="reads no videos") as refused:
         prompts.prepare([{"role": "user", "content": [as_content(Clip((BLACK, BLACK)))]}])
     assert refused.value.field == "messages[0].content[0]"

@@ -116,6 +116,10 @@ class PromptPreparer(Protocol):
 
     tokenizer: Any
 
+    @property
+    def reads_videos(self) -> bool:
+        """Whether `prepare` takes videos."""
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation; raises `RequestError` on bad input."""
 

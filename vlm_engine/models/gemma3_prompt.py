@@ -59,6 +59,11 @@ class Gemma3Prompts:
                 f"{config.text_config.vocab_size} tokens"
             )
 
+    @property
+    def reads_videos(self) -> bool:
+        """See `PromptPreparer`."""
+        return self._process.reads_videos
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation.
 

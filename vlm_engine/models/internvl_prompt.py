@@ -52,6 +52,11 @@ class InternVLPrompts:
                 f"the processor writes {self._tile_tokens} image tokens a tile, the model makes {num_tokens}"
             )
 
+    @property
+    def reads_videos(self) -> bool:
+        """See `PromptPreparer`."""
+        return self._process.reads_videos
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation.
 

@@ -34,6 +34,11 @@ class ProcessorCall:
         # why: the fast tokenizer and the image processor are called from several threads
         self._lock = threading.Lock()
 
+    @property
+    def reads_videos(self) -> bool:
+        """Whether there may be videos among the messages."""
+        return self._video_options is not None
+
     def __call__(self, messages: Sequence[Message]) -> tuple[list[int], Any]:
         """Tokens of checked messages, and the processor's output for their pixels.
 
@@ -42,7 +47,7 @@ class ProcessorCall:
             ImageRejected: The processor cannot take an image, or the family no videos.
         """
         images, clips = collect_images(messages), collect_clips(messages)
-        if clips and self._video_options is None:
+        if clips and not self.reads_videos:
             raise ImageRejected("this model reads no videos; send its frames as images", field=clips[0].field)
         with self._lock:
             rendered = self._user_text.render(messages)

@@ -58,6 +58,11 @@ class QwenPrompts:
         self._positions_per_second = float(getattr(vision, "tokens_per_second", 0))
         self._writes_times = config.model_type == "qwen3_vl"
 
+    @property
+    def reads_videos(self) -> bool:
+        """See `PromptPreparer`."""
+        return self._process.reads_videos
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation.
 

@@ -55,6 +55,11 @@ class SmolVLMPrompts:
                 f"the processor writes {self._tile_tokens} image tokens a tile, the model makes {side**2}"
             )
 
+    @property
+    def reads_videos(self) -> bool:
+        """See `PromptPreparer`."""
+        return self._process.reads_videos
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens, positions and pixels of a conversation.
 

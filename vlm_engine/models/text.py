@@ -31,6 +31,11 @@ class TextPrompts:
         self.tokenizer = tokenizer
         self._user_text = UserText(tokenizer)
 
+    @property
+    def reads_videos(self) -> bool:
+        """See `PromptPreparer`."""
+        return False
+
     def prepare(self, messages: Sequence[Message]) -> PreparedPrompt:
         """Tokens and positions of a conversation.
 
