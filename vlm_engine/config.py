@@ -74,7 +74,7 @@ class EngineConfig:
     Args:
         model: Directory of a Hugging Face checkpoint, or its hub name.
         dtype: Element type of the weights; ``auto`` takes the checkpoint's.
-        quantization: ``int8`` keeps the weights of the decoder's linear layers in eight bits, with a scale
+        quantization: ``int8`` keeps the weights of the decoder and its head in eight bits, with a scale
             for each of their rows, by torchao; ``none`` keeps them in `dtype`.
         device: ``cpu``, ``cuda``, ``cuda:1`` …; ``auto`` takes CUDA where there is one.
         max_model_len: Longest prompt and output together, in tokens; None takes the model's.

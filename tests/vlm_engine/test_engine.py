@@ -69,6 +69,8 @@ def test_prompt_at_the_limit_runs_and_one_token_more_does_not(model: VisionLangu
     engine = make_engine(model, max_model_len=length)
     with pytest.raises(PromptTooLong):
         engine.add(ask("over", "hello there"))
+    engine.add(ask("next", "hi"))
+    assert drain(engine)["next"][1] == "length"
     engine = make_engine(model, max_model_len=length + 1)
     engine.add(ask("fits", "hello there"))
     ids, reason = drain(engine)["fits"]

@@ -115,6 +115,37 @@ def test_gate(columns: int, rows: int) -> None:
     assert_close(NativeGate(gate, up)(x), silu(gates) * ups, num_roundings=4)
 
 
+def coded(layer: nn.Linear) -> tuple[nn.Linear, Tensor]:
+    """A layer with its weight in eight bits, and that weight in double."""
+    quantization = pytest.importorskip("torchao.quantization")
+    quantization.quantize_(layer, quantization.Int8WeightOnlyConfig(set_inductor_config=False))
+    weight: Any = layer.weight
+    # why: the kernels have no -128; torchao gives it to the lowest number of some rows
+    return layer, weight.qdata.clamp(min=-127).double() * weight.scale.double()
+
+
+@needs_kernels
+@pytest.mark.parametrize(("columns", "depth"), [(80, 48), (1, 2), (33, 130)])
+def test_linear_of_eight_bits(columns: int, depth: int) -> None:
+    """By tiles and, for many rows, over widened panels: the same to the bit."""
+    layer, weight = coded(make_linear(columns, depth))
+    other, other_weight = coded(make_linear(40, depth, bias=False))
+    native, x = NativeLinear(layer, other), torch.randn(33, depth).to(BF16)
+    exact = torch.cat([linear(x.double(), weight, layer.bias.double()), x.double() @ other_weight.T], dim=-1)
+    assert_close(native(x), exact)
+    for rows in (1, 2, 10, 11):
+        assert torch.equal(native(x[:rows]), native(x)[:rows])
+
+
+@needs_kernels
+@pytest.mark.parametrize(("columns", "rows"), [(16, 1), (40, 7), (1, 3), (96, 33)])
+def test_gate_of_eight_bits(columns: int, rows: int) -> None:
+    (gate, gate_weight), (up, up_weight) = (coded(make_linear(columns, 64, bias=False)) for _ in range(2))
+    x = torch.randn(rows, 64).to(BF16)
+    exact = silu(x.double() @ gate_weight.T) * (x.double() @ up_weight.T)
+    assert_close(NativeGate(gate, up)(x), exact, num_roundings=4)
+
+
 @needs_kernels
 @pytest.mark.parametrize("size", [16, 72, 5])
 def test_rms_norm_rounds_as_the_stock_one(size: int) -> None:

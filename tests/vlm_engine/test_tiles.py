@@ -91,7 +91,7 @@ def test_images_side_by_side_keep_their_tiles_apart(family: Family) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (499, 1), (1, 499), (2000, 3), (37, 39)])
 def test_pictures_of_any_size_are_read(family: Family, size: tuple[int, int]) -> None:
-    """E13: both processors scale every picture to whole tiles."""
+    """Both processors scale every picture to whole tiles."""
     case = Case("x", (family.picture(3).resize(size), "What is this?"), 6)
     assert run(family.engine(max_num_batched_tokens=16), [case])["x"] == family.greedy(case)
 

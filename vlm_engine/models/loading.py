@@ -19,7 +19,7 @@ from vlm_engine.models.gemma3_prompt import Gemma3Prompts
 from vlm_engine.models.internvl import internvl
 from vlm_engine.models.internvl_prompt import InternVLPrompts
 from vlm_engine.models.memory import Demand, check_memory
-from vlm_engine.models.quantizing import loading_arguments
+from vlm_engine.models.quantizing import loading_arguments, quantize_head
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.qwen_vl import QwenVL
 from vlm_engine.models.smolvlm import smolvlm
@@ -193,6 +193,8 @@ def _load_weights(demand: Demand, family: Family) -> Any:
     text = model.config.get_text_config()
     _check_layers(name, text)
     model.set_attn_implementation(register() if text is model.config else {"text_config": register()})
+    if quantized:
+        quantize_head(model)
     return model.eval().requires_grad_(False).to(demand.device)
 
 

@@ -113,12 +113,15 @@ class Demand:
 
     def _weights(self) -> int:
         size = self.dtype.itemsize * sum(weight.numel() for weight in self.skeleton.parameters())
-        if self.config.quantization == "int8":
-            linears = list(decoder_linears(self.skeleton))
-            size -= sum((self.dtype.itemsize - 1) * each.weight.numel() for each in linears)
-            size += SCALE_BYTES * sum(each.out_features for each in linears)
         head = self.skeleton.get_output_embeddings()
-        if self.is_converted and head.weight is self.skeleton.get_input_embeddings().weight:
+        is_tied = head.weight is self.skeleton.get_input_embeddings().weight
+        if self.config.quantization == "int8":
+            linears = [*decoder_linears(self.skeleton), head]
+            size -= self.dtype.itemsize * sum(
+                each.weight.numel() for each in linears if each is not head or not is_tied
+            )
+            size += sum(each.weight.numel() + SCALE_BYTES * each.out_features for each in linears)
+        elif is_tied and self.is_converted:
             # why: the head is packed for its kernel, the embedding is read by rows; unconverted, that stays a
             # mapped file of which only the rows in use are in memory
             size += head.weight.numel() * self.dtype.itemsize

@@ -13,7 +13,7 @@ SCALE_BYTES = 5
 
 
 def decoder_linears(model: Any) -> Iterator[nn.Linear]:
-    """The layers that are quantized: those of the decoder, which every step reads whole.
+    """The decoder's layers: quantized, as the head is, since every step reads them whole.
 
     why: the vision tower computes more than it reads, so that eight bits make nothing faster there.
 
@@ -23,8 +23,15 @@ def decoder_linears(model: Any) -> Iterator[nn.Linear]:
     return (each for each in model.get_decoder().modules() if isinstance(each, nn.Linear))
 
 
+def quantize_head(model: Any) -> None:
+    """Give a loaded model's head weights of its own in eight bits; a tied embedding stays as it is."""
+    from torchao.quantization import quantize_
+
+    quantize_(model.get_output_embeddings(), _kind())
+
+
 def loading_arguments(skeleton: Any) -> dict[str, Any]:
-    """What `from_pretrained` takes to quantize every weight as it is read, so that they are never all wide.
+    """What `from_pretrained` takes to quantize a decoder as it is read, so that it is never wide in memory.
 
     Args:
         skeleton: The stock model without weights.
@@ -33,8 +40,9 @@ def loading_arguments(skeleton: Any) -> dict[str, Any]:
         ModelLoadError: torchao is not installed, or cannot be used.
     """
     try:
-        from torchao.quantization import Int8WeightOnlyConfig
         from transformers import TorchAoConfig
+
+        kind = _kind()
     except ImportError as error:
         raise ModelLoadError(f"{HINT} ({error})") from None
     quantized = set(decoder_linears(skeleton))
@@ -43,5 +51,10 @@ def loading_arguments(skeleton: Any) -> dict[str, Any]:
         for name, module in skeleton.named_modules()
         if isinstance(module, nn.Linear) and module not in quantized
     ]
-    kind = Int8WeightOnlyConfig(set_inductor_config=False)
     return {"quantization_config": TorchAoConfig(kind, modules_to_not_convert=others)}
+
+
+def _kind() -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    return Int8WeightOnlyConfig(set_inductor_config=False)

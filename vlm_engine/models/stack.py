@@ -141,6 +141,8 @@ class NativeStack:
         )
         norms = [None if norm is None else norm.weight.detach().float().contiguous() for norm in sources]
         self._kept += [parts, norms]
+        # why: else all weights would be in memory twice until the last layer is taken
+        layer._modules.clear()
         return Layer(*map(pointer, norms), *(part.packed for part in parts))
 
     def __call__(

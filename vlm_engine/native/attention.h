@@ -143,7 +143,7 @@ inline void attend_tile(const Panels& panels, const bf16* query, index_t rows, f
         const index_t count = round_up(std::min(kKeyBlock, reach - begin), kColumns);
         for (index_t j = 0; j < count; j += kColumns) {
             const bf16* panel = panels.keys + (begin + j) * head_dim;
-            tile_of(rows, panel, query, head_dim, head_dim, [&](int m, __m512 left, __m512 right) {
+            tile_of(plain, rows, panel, query, head_dim, head_dim, [&](int m, __m512 left, __m512 right) {
                 _mm512_store_ps(softmax.scores + m * kKeyBlock + j, left);
                 _mm512_store_ps(softmax.scores + m * kKeyBlock + j + 16, right);
             });
@@ -151,7 +151,7 @@ inline void attend_tile(const Panels& panels, const bf16* query, index_t rows, f
         for (index_t m = 0; m < rows; ++m) softmax.row(m, begin, count, seen(m), scale * 1.44269504f);
         for (index_t d = 0; d < width; d += kColumns) {
             const bf16* panel = panels.values + d * panels.padded_keys() + begin / 2 * 64;
-            tile_of(rows, panel, softmax.weights, kKeyBlock, count, [&](int m, __m512 left, __m512 right) {
+            tile_of(plain, rows, panel, softmax.weights, kKeyBlock, count, [&](int m, __m512 left, __m512 right) {
                 float* own = sums + m * width + d;
                 const __m512 shrink = _mm512_set1_ps(softmax.shrink[m]);
                 _mm512_storeu_ps(own, _mm512_fmadd_ps(_mm512_loadu_ps(own), shrink, left));

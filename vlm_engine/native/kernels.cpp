@@ -16,7 +16,14 @@ void vlm_set_team(index_t count) { omp_set_num_threads(static_cast<int>(count));
 index_t vlm_packed_size(index_t columns, index_t depth) { return round_up(columns, kColumns) * depth; }
 
 void vlm_pack_linear(const bf16* weight, const bf16* up, bf16* panels, index_t columns, index_t depth) {
-    pack_linear(weight, up, panels, columns, depth);
+    pack_linear(weight, up, panels, columns, depth, [](bf16* pairs, index_t i, bf16 number) { pairs[i] = number; });
+}
+
+void vlm_pack_codes(const std::int8_t* weight, const std::int8_t* up, std::uint8_t* panels, index_t columns,
+                    index_t depth) {
+    pack_linear(weight, up, panels, columns, depth, [](std::uint8_t* pairs, index_t i, std::int8_t number) {
+        pairs[CodedWeights::place(i)] = CodedWeights::code(number);
+    });
 }
 
 // One of `out` (bfloat16) and `wide` (float32) is given.

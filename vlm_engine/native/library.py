@@ -15,7 +15,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOURCES = ("kernels.cpp", "decoder.h", "attention.h", "linear.h", "simd.h")
-CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"})
+CPU_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512vbmi"})
 COMPILERS = ("g++", "c++")
 OPTIONS = (
     "-std=c++17",
@@ -28,7 +28,7 @@ OPTIONS = (
     "-fPIC",
     "-Wno-maybe-uninitialized",
 )
-BUILD_TIMEOUT_S = 120
+BUILD_TIMEOUT_S = 300
 KERNELS_ENV = "VLM_ENGINE_KERNELS_DIR"
 
 
@@ -41,6 +41,7 @@ class Linear(ctypes.Structure):
 
     _fields_ = (
         ("panels", c_void_p),
+        ("scales", c_void_p),
         ("bias", c_void_p),
         ("columns", c_int64),
         ("depth", c_int64),
@@ -96,6 +97,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "vlm_tile_rows": (_INT, ()),
     "vlm_packed_size": (_INT, (_INT, _INT)),
     "vlm_pack_linear": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT)),
+    "vlm_pack_codes": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT)),
     "vlm_linear": (None, (POINTER(Linear), _POINTER, _POINTER, _POINTER, _POINTER, _INT)),
     "vlm_rms_norm": (None, (_POINTER, _POINTER, _POINTER, _INT, _INT, c_float)),
     "vlm_decoder": (

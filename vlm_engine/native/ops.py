@@ -1,4 +1,7 @@
-"""The kernels as torch sees them; tensors are on the CPU, bfloat16 and contiguous unless told otherwise."""
+"""The kernels as torch sees them; tensors are on the CPU, bfloat16 and contiguous unless told otherwise.
+
+Weights may be int8 codes with a scale for each of their rows: a step of few rows reads half as much memory.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,17 +12,25 @@ from torch import Tensor, nn
 
 from vlm_engine.native.library import Linear, load_library
 
+PANEL_COLUMNS = 32
+
 
 def can_pack(linear: nn.Linear) -> bool:
-    """Whether the kernels can take a layer: plain bfloat16 on the CPU, an even number of inputs."""
+    """Whether the kernels take a layer: on the CPU, an even number of inputs, bfloat16 or codes of it."""
     weight = linear.weight
-    # why: a quantized weight is a tensor of a class of its own that calls itself bfloat16
+    is_known = type(weight) is nn.Parameter or is_coded(weight)
     return (
-        type(weight) is nn.Parameter
+        is_known
         and weight.device.type == "cpu"
         and weight.dtype == torch.bfloat16
         and not linear.in_features % 2
     )
+
+
+def is_coded(weight: Any) -> bool:
+    """Whether a weight is held as int8 codes (``qdata``) with a scale for each row, as torchao does."""
+    scale = getattr(weight, "scale", None)
+    return isinstance(scale, Tensor) and weight.qdata.dtype == torch.int8 and scale.numel() == len(weight)
 
 
 class NativeLinear(nn.Module):
@@ -37,10 +48,12 @@ class NativeLinear(nn.Module):
         layers = (linear, *others)
         self.in_features = linear.in_features
         self.out_features = sum(layer.out_features for layer in layers)
-        weight = linear.weight if not others else torch.cat([layer.weight for layer in layers])
-        self._panels = _pack(weight.detach(), None)
+        self._panels = _pack(torch.cat([_numbers(layer) for layer in layers]), None)
+        self._scales = _joined_scales([_scales(layer) for layer in layers])
         self._bias = _joined_bias(layers)
-        self.packed = _packed(self._panels, self._bias, self.out_features, self.in_features)
+        self.packed = _packed(
+            self._panels, self._scales, self._bias, self.out_features, self.in_features, activation=0
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, in_features]`` to ``[…, out_features]``."""
@@ -69,9 +82,12 @@ class NativeGate(nn.Module):
     def __init__(self, gate: nn.Linear, up: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = gate.in_features, gate.out_features
-        self._panels = _pack(gate.weight.detach(), up.weight.detach())
+        self._panels = _pack(_numbers(gate), _numbers(up))
+        self._scales = _paired_scales(_scales(gate), _scales(up))
         self._bias = _joined_bias((gate, up))
-        self.packed = _packed(self._panels, self._bias, 2 * self.out_features, self.in_features, activation=1)
+        self.packed = _packed(
+            self._panels, self._scales, self._bias, 2 * self.out_features, self.in_features, activation=1
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, in_features]`` to ``[…, out_features]``."""
@@ -83,18 +99,43 @@ class NativeGate(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
+def _numbers(linear: nn.Linear) -> Tensor:
+    """What is packed of a layer's weight: bfloat16 or codes, ``[out_features, in_features]``."""
+    weight: Any = linear.weight
+    return (weight.qdata if is_coded(weight) else weight).detach()  # type: ignore[no-any-return]
+
+
+def _scales(linear: nn.Linear) -> Tensor | None:
+    """A coded weight's scales, ``[out_features]``."""
+    weight: Any = linear.weight
+    return weight.scale.detach().flatten().float() if is_coded(weight) else None
+
+
+def _joined_scales(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Scales of layers side by side, filled up to whole panels; None for plain layers."""
+    scales = [part for part in parts if part is not None]
+    return _filled_up(torch.cat(scales), PANEL_COLUMNS) if scales else None
+
+
+def _paired_scales(gate: Tensor | None, up: Tensor | None) -> Tensor | None:
+    """Scales in the order of a gated layer's panels: sixteen of gates, sixteen of ups."""
+    if gate is None or up is None:
+        return None
+    halves = [_filled_up(part, PANEL_COLUMNS // 2).view(-1, PANEL_COLUMNS // 2) for part in (gate, up)]
+    return torch.cat(halves, dim=1).flatten()
+
+
+def _filled_up(values: Tensor, unit: int) -> Tensor:
+    return torch.nn.functional.pad(values, (0, -len(values) % unit))
+
+
 def _pack(weight: Tensor, up: Tensor | None) -> Tensor:
     library = load_library()
     columns, depth = weight.shape[0] * (1 if up is None else 2), weight.shape[1]
-    panels = torch.empty(library.vlm_packed_size(columns, depth), dtype=torch.bfloat16)
-    second = None if up is None else up.contiguous()
-    library.vlm_pack_linear(
-        weight.contiguous().data_ptr(),
-        None if second is None else second.data_ptr(),
-        panels.data_ptr(),
-        columns,
-        depth,
-    )
+    panels = torch.empty(library.vlm_packed_size(columns, depth), dtype=weight.dtype)
+    first, second = weight.contiguous(), None if up is None else up.contiguous()
+    pack = library.vlm_pack_codes if weight.dtype == torch.int8 else library.vlm_pack_linear
+    pack(first.data_ptr(), pointer(second), panels.data_ptr(), columns, depth)
     return panels
 
 
@@ -105,8 +146,10 @@ def _joined_bias(layers: Sequence[nn.Linear]) -> Tensor | None:
     return torch.cat(parts).contiguous()
 
 
-def _packed(panels: Tensor, bias: Tensor | None, columns: int, depth: int, activation: int = 0) -> Linear:
-    return Linear(panels.data_ptr(), None if bias is None else bias.data_ptr(), columns, depth, activation)
+def _packed(
+    panels: Tensor, scales: Tensor | None, bias: Tensor | None, columns: int, depth: int, *, activation: int
+) -> Linear:
+    return Linear(panels.data_ptr(), pointer(scales), pointer(bias), columns, depth, activation)
 
 
 class NativeRMSNorm(nn.Module):

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 namespace vlm {
 
@@ -56,40 +57,93 @@ inline __m512 silu(__m512 x) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), e));
 }
 
+// A depth pair of a panel: two neighbours in depth of sixteen columns, and of the sixteen others.
+struct Pair {
+    __m512bh left, right;
+};
+
+struct PlainWeights {
+    using Element = bf16;
+    Pair pair(const bf16* panel) const {
+        return {(__m512bh)_mm512_loadu_si512(panel), (__m512bh)_mm512_loadu_si512(panel + 32)};
+    }
+};
+
+constexpr PlainWeights plain;
+
+// Whole numbers from -127 to 127, a sign and seven bits each, as bfloat16: its bytes are looked up by the seven bits.
+// invariant: they are exact in bfloat16, so that the sums are those of plain weights.
+struct CodedWeights {
+    using Element = std::uint8_t;
+    __m512i high[2], low[2];
+
+    CodedWeights() {
+        alignas(64) std::uint8_t bytes[2][128];
+        for (int code = 0; code < 128; ++code) {
+            const float number = static_cast<float>(code);
+            std::uint32_t bits;
+            std::memcpy(&bits, &number, sizeof bits);
+            bytes[0][code] = static_cast<std::uint8_t>(bits >> 24);
+            bytes[1][code] = static_cast<std::uint8_t>(bits >> 16);
+        }
+        for (int half = 0; half < 2; ++half) {
+            high[half] = _mm512_load_si512(bytes[0] + 64 * half);
+            low[half] = _mm512_load_si512(bytes[1] + 64 * half);
+        }
+    }
+
+    Pair pair(const std::uint8_t* panel) const {
+        const __m512i codes = _mm512_loadu_si512(panel), signs = _mm512_set1_epi8(static_cast<char>(0x80));
+        const __m512i tops = _mm512_permutex2var_epi8(high[0], codes, high[1]);
+        const __m512i bottoms = _mm512_permutex2var_epi8(low[0], codes, low[1]);
+        const __m512i with_sign = _mm512_ternarylogic_epi32(tops, codes, signs, 0xf8);  // tops | (codes & signs)
+        return {(__m512bh)_mm512_unpacklo_epi8(bottoms, with_sign), (__m512bh)_mm512_unpackhi_epi8(bottoms, with_sign)};
+    }
+
+    static std::uint8_t code(std::int8_t number) {
+        return static_cast<std::uint8_t>(number < 0 ? 0x80 | std::min(-number, 127) : number);
+    }
+    // Where element `i` of a depth pair, [2][16][2], lies so that unpacking puts it in its place.
+    static index_t place(index_t i) { return i % 32 / 8 * 16 + i / 32 * 8 + i % 8; }
+};
+
+inline const CodedWeights coded;
+
 // `M` rows of x times one panel: x is [M, depth] with row stride `ldx`, the panel [depth / 2][2][16][2], so that a
 // vector holds two neighbours in depth of sixteen columns. `finish(row, left, right)` gets the 32 sums of a row.
 // invariant: the order of additions is that of depth, whatever M is: a row's result never depends on its neighbours.
-template <int M, class Finish>
-inline void tile(const bf16* panel, const bf16* x, index_t ldx, index_t depth, Finish&& finish) {
+template <int M, class Weights, class Finish>
+inline void tile(const Weights& weights, const typename Weights::Element* panel, const bf16* x, index_t ldx,
+                 index_t depth, Finish&& finish) {
     __m512 left[M], right[M];
     for (int m = 0; m < M; ++m) left[m] = right[m] = _mm512_setzero_ps();
     for (index_t k = 0; k < depth; k += 2, panel += 64) {
-        const __m512bh w0 = (__m512bh)_mm512_loadu_si512(panel);
-        const __m512bh w1 = (__m512bh)_mm512_loadu_si512(panel + 32);
+        const Pair w = weights.pair(panel);
 #pragma GCC unroll 10
         for (int m = 0; m < M; ++m) {
             const __m512bh pair = (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(x + m * ldx + k));
-            left[m] = _mm512_dpbf16_ps(left[m], w0, pair);
-            right[m] = _mm512_dpbf16_ps(right[m], w1, pair);
+            left[m] = _mm512_dpbf16_ps(left[m], w.left, pair);
+            right[m] = _mm512_dpbf16_ps(right[m], w.right, pair);
         }
     }
 #pragma GCC unroll 10
     for (int m = 0; m < M; ++m) finish(m, left[m], right[m]);
 }
 
-template <class Finish>
-inline void tile_of(index_t rows, const bf16* panel, const bf16* x, index_t ldx, index_t depth, Finish&& finish) {
+template <class Weights, class Finish>
+inline void tile_of(const Weights& weights, index_t rows, const typename Weights::Element* panel, const bf16* x,
+                    index_t ldx, index_t depth, Finish&& finish) {
     switch (rows) {
-        case 1: return tile<1>(panel, x, ldx, depth, finish);
-        case 2: return tile<2>(panel, x, ldx, depth, finish);
-        case 3: return tile<3>(panel, x, ldx, depth, finish);
-        case 4: return tile<4>(panel, x, ldx, depth, finish);
-        case 5: return tile<5>(panel, x, ldx, depth, finish);
-        case 6: return tile<6>(panel, x, ldx, depth, finish);
-        case 7: return tile<7>(panel, x, ldx, depth, finish);
-        case 8: return tile<8>(panel, x, ldx, depth, finish);
-        case 9: return tile<9>(panel, x, ldx, depth, finish);
-        case 10: return tile<10>(panel, x, ldx, depth, finish);
+        case 1: return tile<1>(weights, panel, x, ldx, depth, finish);
+        case 2: return tile<2>(weights, panel, x, ldx, depth, finish);
+        case 3: return tile<3>(weights, panel, x, ldx, depth, finish);
+        case 4: return tile<4>(weights, panel, x, ldx, depth, finish);
+        case 5: return tile<5>(weights, panel, x, ldx, depth, finish);
+        case 6: return tile<6>(weights, panel, x, ldx, depth, finish);
+        case 7: return tile<7>(weights, panel, x, ldx, depth, finish);
+        case 8: return tile<8>(weights, panel, x, ldx, depth, finish);
+        case 9: return tile<9>(weights, panel, x, ldx, depth, finish);
+        case 10: return tile<10>(weights, panel, x, ldx, depth, finish);
     }
 }
 

@@ -1,0 +1,38 @@
+"""E26: images without end leave nothing behind.
+
+``ENGINE_IMAGES=1000 python -m pytest tests/vlm_engine/test_many_images.py`` runs the long one.
+"""
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.vlm_engine.test_engine import ask, drain, picture
+from vlm_engine import Engine, EngineConfig
+
+NUM_IMAGES = int(os.environ.get("ENGINE_IMAGES", "150"))
+IMAGES_AT_ONCE = 5
+SIZE = (160, 128)
+
+
+@pytest.mark.timeout(300 + NUM_IMAGES)
+def test_images_leave_no_memory_block_or_entry_behind(qwen3_vl_checkpoint: Path) -> None:
+    """E26: the pixels of one of these pictures are 0.5 MB; of the last half not five may stay."""
+    config = EngineConfig(
+        str(qwen3_vl_checkpoint), device="cpu", kv_cache_tokens=1024, encoder_cache_tokens=100
+    )
+    engine = Engine(config)
+    process, rss_mb = psutil.Process(), []
+    for first in range(0, NUM_IMAGES, IMAGES_AT_ONCE):
+        for number in range(first, first + IMAGES_AT_ONCE):
+            engine.add(ask(f"r{number}", picture(number, SIZE), "?", max_tokens=2))
+        assert [reason for _, reason in drain(engine).values()] == ["length"] * IMAGES_AT_ONCE
+        rss_mb.append(process.memory_info().rss / 2**20)
+    stats, runner = engine.stats(), engine.runner
+    assert stats.num_encoded_images == NUM_IMAGES
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    assert len(runner._features) <= config.encoder_cache_tokens // 20
+    assert [len(held) for held in (runner._prompts, runner._choosers, runner._encoding)] == [0, 0, 0]
+    assert rss_mb[-1] - rss_mb[len(rss_mb) // 2] < 2.5, [round(each) for each in rss_mb]
