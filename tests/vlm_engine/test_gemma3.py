@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import tiny_gemma3, tiny_gemma3_text
 from tests.vlm_engine.builders import image, make_scheduler, make_sequence
@@ -115,6 +116,29 @@ def test_a_window_wider_than_an_image(tmp_path: Path) -> None:
     assert prompt_length(family.engine(), case) > 128
     for chunk in (16, 4096):
         assert run(family.engine(max_num_batched_tokens=chunk), [case])["x"] == family.greedy(case)
+
+
+def test_files_as_they_lie_on_the_hub(tmp_path: Path) -> None:
+    """Names of tensors and keys as of the first release; scaled positions in the layers that see all."""
+    folder = tiny_gemma3(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    named = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): part for name, part in tensors.items()
+    }
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    for gone in ("layer_types", "rope_parameters", "_sliding_window_pattern", "use_bidirectional_attention"):
+        config["text_config"].pop(gone)
+    config["text_config"] |= {
+        "sliding_window_pattern": 2,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
+    config |= {"eos_token_id": [1, 106], "torch_dtype": config.pop("dtype")}
+    (folder / "config.json").write_text(json.dumps(config))
+    family = Family.load(folder)
+    assert family.stock.config.text_config.layer_types[:2] == ["sliding_attention", "full_attention"]
+    case = Case("x", (family.picture(1), "What is this?"), 12)
+    assert run(family.engine(max_num_batched_tokens=16), [case])["x"] == family.greedy(case)
 
 
 def test_logits_with_a_cap(tmp_path: Path) -> None:
