@@ -195,7 +195,7 @@ class TimeBudget:
         self.targets = targets
         self.max_num_batched_tokens = max_num_batched_tokens
         self.counts: Counter[str] = Counter()
-        self.allowance_ms = 0.0
+        self.allowance_ms = self.residual_ms = 0.0
         self.floor = Floor(targets.background_share)
         self._reset(0.0)
 
@@ -230,10 +230,11 @@ class TimeBudget:
         self._side, self._road = side, self._road_beside(side, has_chats=bool(decoding or starting))
         self._start_ms = self.model.step_ms(StepWork(), self._road)
         self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
-        residual_ms = self.model.residual_ms
         self.allowance_ms = min(IDLE_SHARE * self.targets.chat_ttft_ms, longest_ms)
+        slack_ms = min((self._slack_ms(chat) for chat in decoding), default=self.allowance_ms)
+        self.residual_ms = residual_ms = self.model.residual_ms(slack_ms)
         if decoding:
-            self.allowance_ms = max(0.0, min(self._slack_ms(chat) for chat in decoding) - residual_ms)
+            self.allowance_ms = max(0.0, slack_ms - residual_ms)
         # why: chats' own prompts are not held to this, else a late one could never start
         slack_ms = min((self._slack_ms(chat) for chat in starting), default=math.inf) - residual_ms
         self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))

@@ -25,6 +25,7 @@ STEP_START: dict[Road, float] = {"narrow": 1.0, "loaded": 1.3, "wide": 0.75, "as
 ASIDE_SLICE = 1.8
 LEAST_WEIGHT_MS = 0.1
 KEPT_ERRORS = 33
+FEW = 8
 RESTORED_TRUST = 0.1
 
 
@@ -148,6 +149,7 @@ class LinearModel:
             for i, weight in enumerate(weights)
         ]
         self._errors: deque[float] = deque(maxlen=256)
+        self._lengths: deque[float] = deque(maxlen=256)
         self._residual_ms: float | None = None
         self._relative: deque[float] = deque(maxlen=256)
 
@@ -162,6 +164,12 @@ class LinearModel:
             ordered = sorted(self._errors) or [0.0]
             self._residual_ms = max(0.0, ordered[int(0.9 * (len(ordered) - 1))])
         return self._residual_ms
+
+    def residual_of(self, length_ms: float) -> float:
+        """The same of steps about as long as `length_ms`, of all where there are few of these."""
+        pairs = zip(self._errors, self._lengths, strict=True)
+        errors = sorted(error for error, length in pairs if length >= length_ms / 2)
+        return max(0.0, errors[int(0.9 * (len(errors) - 1))]) if len(errors) >= FEW else self.residual_ms
 
     @property
     def recent_errors(self) -> Sequence[float]:
@@ -184,6 +192,7 @@ class LinearModel:
         """The model of a `state`, which soon gives way to what is measured."""
         model = cls(state.weights, trust=RESTORED_TRUST)
         model._errors.extend(state.errors_ms)
+        model._lengths.extend(0.0 for _ in model._errors)
         model._relative.extend(state.relative_errors)
         return model
 
@@ -197,6 +206,7 @@ class LinearModel:
         predicted = self.predict(features)
         error = measured_ms - predicted
         self._errors.append(error)
+        self._lengths.append(predicted)
         self._residual_ms = None
         self._relative.append(abs(error) / max(measured_ms, 1e-3))
         self.num_learned += 1
@@ -340,13 +350,14 @@ class CostModel:
             self.speed.see(measured_ms, self.speed.factor * model.predict(features))
         model.learn(features, measured_ms / self.speed.factor)
 
-    @property
-    def residual_ms(self) -> float:
-        """What a plan keeps free because predictions err."""
+    def residual_ms(self, length_ms: float = 0.0) -> float:
+        """What a plan of `length_ms` keeps free because predictions err."""
+        factor = self.speed.factor
+        length_ms /= factor
         if self.has_side:
             roads: tuple[Road, ...] = ("narrow", "loaded")
-            return self.speed.factor * max(self._step_model(road).residual_ms for road in roads)
-        return self.speed.factor * (self.step.residual_ms + self.encoder.residual_ms)
+            return factor * max(self._step_model(road).residual_of(length_ms) for road in roads)
+        return factor * (self.step.residual_of(length_ms) + self.encoder.residual_of(length_ms))
 
     @property
     def step_error(self) -> float:

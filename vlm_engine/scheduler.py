@@ -142,8 +142,8 @@ class Scheduler:
         draft = Draft(self.side_budget)
         self.side_budget.begin(self.running, self.waiting, now, owed=self._owed)
         self._serve((s for s in self._in_turn(now, is_interactive=True) if self._lacks_image(s)), draft)
-        alive = (s for s in self._in_turn(now, is_interactive=False) if not s.has_expired(now))
-        self._serve((s for s in alive if not s.is_decoding), draft)
+        frames = (s for s in self._in_turn(now, is_interactive=False) if not s.is_decoding)
+        self._serve((s for s in frames if not self._is_too_late(s, now)), draft)
         self._set_aside(self._planned(draft, now, []))
         return self.aside
 
@@ -232,11 +232,14 @@ class Scheduler:
     def _expire(self, now: float) -> list[Sequence]:
         """End what is too old, unless the encoder works on it already."""
         # why: under load, if all were given up half encoded, no frame would ever be described
-        late = [s for s in self.waiting if s.has_expired(now)]
-        late += [s for s in self.running if s.has_expired(now) and not self._has_reached_encoder(s)]
+        late = [s for s in (*self.waiting, *self.running) if self._is_too_late(s, now)]
         for sequence in late:
             self.finish(sequence, "expired")
         return late
+
+    def _is_too_late(self, sequence: Sequence, now: float) -> bool:
+        is_begun = sequence.status is Status.RUNNING and self._has_reached_encoder(sequence)
+        return sequence.has_expired(now) and not is_begun
 
     def _has_reached_encoder(self, sequence: Sequence) -> bool:
         if not sequence.placeholders or sequence in self._aside_sequences:

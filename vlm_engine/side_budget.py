@@ -16,6 +16,9 @@ JOB_MS = 120.0
 """What a chat's picture that has just come may wait for; much longer than a step, so that little is lost
 between one piece and the next."""
 
+MOST_ENCODED = 1
+"""Encoded prompts that are left to the steps while this thread encodes the next; more would only wait."""
+
 
 class SideBudget:
     """Milliseconds for what runs beside the steps of chats: slices of anybody, prompts of background work.
@@ -23,7 +26,7 @@ class SideBudget:
     Args:
         model: Predicts what takes how long.
         background_ttft_ms: When background prompts should be done. Where this thread alone would be late it
-            only encodes, as long as there is something to encode, and the steps help with the prompts.
+            only encodes, as long as the steps keep up with the prompts.
         max_num_batched_tokens: Most tokens of one forward pass.
         floor: Where it is booked what background work got.
     """
@@ -56,7 +59,8 @@ class SideBudget:
         self._now, self._spent_ms = now, 0.0
         left = list(owed()) if owed else []
         is_late = needed_share(left, now, self._patience_s, self.model) > 0.0
-        self._only_encodes = is_late and any(each.slices.num_slices for each in left)
+        num_encoded = sum(not each.slices.num_slices for each in left)
+        self._only_encodes = is_late and num_encoded <= MOST_ENCODED < len(left)
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `StepBudget`; tokens that are decoded one by one cost least in the steps, with the others'."""

@@ -119,6 +119,7 @@ class Simulator:
             assert isinstance(self.budget, TimeBudget)
             patience_ms, floor = self.targets.background_ttft_ms, self.budget.floor
             self.scheduler.side_budget = SideBudget(self.cost, patience_ms, 2048, floor)
+        self.aside: list[tuple[float, float]] = []
         self.aside_ends_s = 0.0
         self.aside_busy_s = 0.0
         self.on_turn: Callable[[Turn], None] | None = None
@@ -206,6 +207,7 @@ class Simulator:
         self._learn(plan, step_ms, slice_ms, "aside")
         self.aside_busy_s += (step_ms + slice_ms) / 1e3
         self.background_busy_s += self._background_ms(plan) / 1e3
+        self.aside.append((self.now, self._background_ms(plan)))
         self.aside_ends_s = self.now + (step_ms + slice_ms) / 1e3
         self._note_encodes(plan)
 
@@ -238,7 +240,7 @@ class Simulator:
         road = "loaded" if is_loaded else road
         step_ms, slice_ms = self._measure(plan, road)
         predicted_ms = self._predict(plan, road)
-        residual_ms = self.cost.residual_ms
+        residual_ms = self.budget.residual_ms if isinstance(self.budget, TimeBudget) else 0.0
         decodes = [c.work for c in plan.chunks if c.sequence.is_interactive and c.sequence.is_decoding]
         decodes_ms = self.cost.step_ms(sum(decodes, StepWork()), road)
         self._learn(plan, step_ms, slice_ms, road)

@@ -64,7 +64,7 @@ def test_predictions_stay_finite_and_never_negative(steps: list[tuple[int, float
     for tokens, measured_ms in steps:
         cost.learn_step(StepWork(tokens, 1, 0, tokens * 100), measured_ms)
         assert 0 <= cost.step_ms(StepWork(17, 2, 500, 900)) < 1e7
-    assert cost.residual_ms >= 0
+    assert cost.residual_ms() >= 0
 
 
 def budget_of(**targets: float) -> TimeBudget:
@@ -183,7 +183,7 @@ def test_chats_keep_their_target_where_a_static_budget_stalls_them() -> None:
     """The same traffic and device; only the budget differs."""
     ours, theirs = (simulate(kind, rate=0.15, chat_itl_ms=80.0) for kind in ("latency", "static"))
     settled = ours.gaps_ms[len(ours.gaps_ms) // 10 :]
-    assert percentile(settled, 0.99) <= 80.0 + ours.cost.residual_ms
+    assert percentile(settled, 0.99) <= 80.0 + ours.cost.residual_ms()
     assert max(theirs.gaps_ms) > 1000.0 > 3 * max(settled)
     assert max(ours.ttfts_ms) < 300.0
     assert len([s for s in ours.ended if not s.is_interactive]) >= 7
@@ -211,7 +211,7 @@ def test_a_machine_that_gets_three_times_slower_is_learned() -> None:
     sim.run(30.0)
     before = len(sim.gaps_ms)
     sim.run(60.0)
-    assert percentile(sim.gaps_ms[before:], 0.95) <= 150.0 + sim.cost.residual_ms
+    assert percentile(sim.gaps_ms[before:], 0.95) <= 150.0 + sim.cost.residual_ms()
 
 
 def test_a_change_of_the_whole_machine_is_found_in_a_few_steps() -> None:

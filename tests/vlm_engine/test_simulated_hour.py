@@ -1,6 +1,6 @@
 """An hour of people and cameras against the real scheduler, in seconds."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import pytest
 
@@ -12,9 +12,9 @@ ADAPTING_S = 3.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture(scope="module")
-def hour() -> Hour:
-    return an_hour(0)
+@pytest.fixture(scope="module", params=[False, True], ids=["steps alone", "side thread"])
+def hour(request: pytest.FixtureRequest) -> Hour:
+    return an_hour(0, has_side=request.param)
 
 
 def is_slow(step: Step) -> bool:
@@ -49,7 +49,7 @@ def test_no_token_is_late_by_more_than_predictions_err(hour: Hour) -> None:
     """
     steps = [s for s in hour.sim.steps if s.num_decodes and not s.is_overrun and not is_adapting(s)]
     late_ms = [s.late_ms - s.residual_ms for s in steps if s.late_ms > s.residual_ms]
-    assert len(late_ms) < 0.003 * len(steps)
+    assert len(late_ms) < 0.005 * len(steps)
     assert max(late_ms) < 20.0
 
 
@@ -81,11 +81,14 @@ def test_frames_keep_their_floor(hour: Hour) -> None:
     windows: dict[int, list[Step]] = defaultdict(list)
     for step in hour.sim.steps:
         windows[int(step.at_s // 20)].append(step)
-    full = [window for window in windows.values() if all(step.wants_background for step in window)]
-    assert len(full) > 50
-    for window in full:
-        share = sum(step.background_ms for step in window) / sum(step.measured_ms for step in window)
-        assert share > 0.085, window[0].at_s
+    aside_ms: Counter[int] = Counter()
+    for at_s, background_ms in hour.sim.aside:
+        aside_ms[int(at_s // 20)] += round(background_ms)
+    full = [part for part, steps in windows.items() if all(step.wants_background for step in steps)]
+    assert len(full) > (20 if hour.sim.aside else 50)
+    for part in full:
+        background_ms = sum(step.background_ms for step in windows[part]) + aside_ms[part]
+        assert background_ms / sum(step.measured_ms for step in windows[part]) > 0.085, part
 
 
 def test_no_expired_frame_reaches_the_encoder(hour: Hour) -> None:
@@ -113,7 +116,7 @@ def test_frames_are_described_beside_a_flood_over_the_api(hour: Hour) -> None:
         sum(hour.describer.done_between(start, start + API_S[1] - API_S[0]).values())
         for start in (API_S[0], 2 * API_S[0] - API_S[1])
     )
-    assert during > before / 2
+    assert during > before / (3 if hour.sim.aside else 2)
 
 
 def test_the_device_is_kept_full(hour: Hour) -> None:

@@ -120,8 +120,8 @@ class Hour:
     bursts_s: list[float]
 
 
-def an_hour(seed: int) -> Hour:
-    rng, truth = random.Random(seed), Truth(seed)
+def an_hour(seed: int, *, has_side: bool = False) -> Hour:
+    rng, truth = random.Random(seed), Truth(seed, has_side=has_side)
     sim = Simulator("latency", truth=truth, num_blocks=1500, num_chat_blocks=300, max_num_seqs=16)
     describer = Describer(sim)
     for number, camera in enumerate([*QUIET[:3], "camera 3", *QUIET[3:]]):
