@@ -18,6 +18,7 @@ from vlm_engine.budget import LatencyTargets, TimeBudget
 from vlm_engine.cost_model import CostModel
 from vlm_engine.errors import ModelLoadError, RequestError, UnsupportedModel
 from vlm_engine.models import load_model, load_prompts
+from vlm_engine.models.checking import check_checkpoint
 from vlm_engine.sequence import Sequence
 from vlm_engine.wire import Submit, decode_submit, decode_to_server, encode_submit
 
@@ -185,6 +186,15 @@ def test_a_lost_slice_changes_the_tower(family: Family) -> None:
     tile = family.model.prompts.prepare(Case("x", (picture,)).messages).images[0]
     lost = next(part for part in family.tower(16).slices(tile) if (part.stage, part.index) == ("rows", 1))
     assert (stock_features(family, picture) - sliced_features(family, picture, 16, lost)).abs().max() > 1e-3
+
+
+def test_it_is_checked_without_loading_it(family: Family) -> None:
+    """`appliance models check`: a picture of any size is as many tokens."""
+    report = check_checkpoint(EngineConfig(family.model.spec.name, device="cpu"))
+    assert (report.family, report.dtype) == ("gemma3", "float32")
+    assert report.image_tokens == {"720p": 36, "1080p": 36}
+    assert report.num_parameters == family.stock.num_parameters()
+    assert report.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
 
 
 # -- prompts ------------------------------------------------------------------------------------------
