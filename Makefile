@@ -1,5 +1,5 @@
 # make demo   install into .venv and run the appliance on two synthetic cameras (Ctrl-C stops it)
-# make test   install with the test tools and run the tests
+# make test   install with the test tools and run the tests, in two processes (WORKERS=0: in one)
 # make check  the tests, then format, lint, types and layers: what CI runs
 
 VENV := .venv
@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 .PHONY: demo test check lint venv clean
 
@@ -14,7 +15,8 @@ demo: $(VENV)/.installed
 	@$(BIN)/appliance demo --config configs/demo.yaml $(DEMO_ARGS)
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest \
+	  -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: test lint
 

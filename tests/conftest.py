@@ -11,11 +11,26 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
 os.environ.setdefault("APPLIANCE_ENGINE__COST_CACHE", "off")
+# why: each HTTP client would read the world's certificates, which takes longer than what most tests ask.
+os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
 
 # why: a busy machine is slow, not wrong.
 hypothesis.settings.register_profile("appliance", deadline=None)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=3000)
 hypothesis.settings.load_profile("appliance")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long tests come first, and of several processes one does a file, one all that start the appliance.
+
+    why: fixtures of a module are made once, and two appliances on two cores would be a test of the machine.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    for item in items:
+        is_e2e = item.get_closest_marker("e2e") is not None
+        group = "e2e" if is_e2e else f"{item.path.parent.name}.{item.path.stem}"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import psutil
 
+from tests.children import HEAR_SIGINT
+
 T = TypeVar("T")
 
 START_S = 240.0
@@ -34,10 +36,12 @@ class Running:
         self._out = folder / "stdout.txt"
         self._err = folder / "stderr.txt"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = "import sys; from appliance.cli import main; sys.argv[0] = 'appliance'; main()"
+        # why: tests that are killed themselves leave nothing behind either.
+        tie = f"from appliance.processes import end_with_parent; end_with_parent({os.getpid()})"
+        main = "import sys; from appliance.cli import main; sys.argv[0] = 'appliance'; main()"
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments],
+                [sys.executable, "-c", f"{tie}; {HEAR_SIGINT}; {main}", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

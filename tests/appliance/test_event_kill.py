@@ -1,6 +1,5 @@
 """The event store's process is killed at any point, again and again."""
 
-import multiprocessing
 import os
 import random
 import sqlite3
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from appliance.events import EventFilter, EventStore
 from tests.appliance import event_writer
+from tests.children import forkserver
 
 NUM_KILLS = int(os.environ.get("APPLIANCE_TEST_KILLS", "50"))
 PATIENCE_S = 300
@@ -25,15 +25,14 @@ def test_no_event_is_lost_or_doubled_by_kills(tmp_path: Path) -> None:
     So are the messages that are owed for it; the file is whole each time.
     """
     path, choice = tmp_path / "events.db", random.Random(11)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.appliance.event_writer"])
     acknowledged: list[int] = []
-    for number in range(NUM_KILLS):
-        first = acknowledged[-1] + 1 if acknowledged else 0
-        acknowledged += run_and_kill(
-            context, path, first, is_early=number % 4 == 0, after_s=choice.expovariate(100)
-        )
-        assert_whole(path)
+    with forkserver("tests.appliance.event_writer") as context:
+        for number in range(NUM_KILLS):
+            first = acknowledged[-1] + 1 if acknowledged else 0
+            acknowledged += run_and_kill(
+                context, path, first, is_early=number % 4 == 0, after_s=choice.expovariate(100)
+            )
+            assert_whole(path)
     assert acknowledged == list(range(len(acknowledged)))
     assert len(acknowledged) > NUM_KILLS / 2
     assert_all_there(path, len(acknowledged))

@@ -145,7 +145,9 @@ async def test_the_described_frame_is_fresh(server: EmbeddedServer) -> None:
         status = await consumer.status()
     reader.stop()
     ages_s = [one.described_at - one.captured_at for one in described.descriptions]
-    assert max(ages_s[2:]) < 2.0, "a backlog of frames is described one by one"
+    told_s = [one.described_at for one in described.descriptions]
+    slowest_s = max(later - earlier for earlier, later in itertools.pairwise(told_s))
+    assert max(ages_s[2:]) < 1.0 + 2 * slowest_s, "a backlog of frames is described one by one"
     assert status.dropped["replaced"] >= 8
     assert sum(one.num_replaced for one in described.descriptions) >= 8
     assert set(status.dropped) <= {"replaced", "expired"}

@@ -191,10 +191,10 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
 
 def test_a_giant_is_refused_from_its_header() -> None:
     """I6: no pixel is decoded, and a warning of Pillow about bombs would be an error here."""
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ImageError, match=r"40000×40000, more than 50000000 pixels"):
         image_from_bytes(giant_png_header())
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
 
 
 def test_the_byte_cap_holds_for_every_way_in(tmp_path: Path) -> None:
@@ -262,10 +262,10 @@ def test_white_space_in_the_payload_is_refused(white_space: str, position: int |
 def test_random_bytes_are_refused_at_once() -> None:
     """I9"""
     uri = data_uri(os.urandom(6_000_000))
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ImageError, match="these 6000000 bytes are not"):
         image_from_data_uri(uri)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])

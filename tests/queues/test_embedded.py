@@ -9,10 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from queues import EmbeddedServer, JobProducer, ServerStartFailed
+from tests.children import HEAR_SIGINT
 from tests.queues.helpers import FAST, is_alive, kill_server, make_job, raw_client, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 PARENT = """
+{hear_sigint}
 import sys, time
 from pathlib import Path
 import redis
@@ -27,7 +29,7 @@ except KeyboardInterrupt:
 
 
 def start_parent(then: str) -> tuple["subprocess.Popen[str]", int, Path]:
-    command = [sys.executable, "-c", PARENT.format(then=then)]
+    command = [sys.executable, "-c", PARENT.format(hear_sigint=HEAR_SIGINT, then=then)]
     parent = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert parent.stdout
     process_id, url = parent.stdout.readline().split()

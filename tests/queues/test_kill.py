@@ -1,6 +1,5 @@
 """Producers and workers are killed at any point, again and again."""
 
-import multiprocessing
 import os
 import random
 import time
@@ -15,6 +14,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 
 from queues import EmbeddedServer, JobConsumer, ResultReader
+from tests.children import forkserver
 from tests.queues import kill_targets
 from tests.queues.kill_targets import CONFIG
 from tests.queues.test_workers import collect_all
@@ -54,10 +54,7 @@ class Victim:
                 self.told.append(int(self._pipe.recv_bytes()))
 
 
-def victims(server: EmbeddedServer) -> list[Victim]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.queues.kill_targets"])
-
+def victims(server: EmbeddedServer, context: ForkServerContext) -> list[Victim]:
     def producing(name: str) -> Victim:
         def arguments(victim: Victim) -> tuple[Callable[..., None], tuple[object, ...]]:
             return kill_targets.produce, (server.url, name, victim.told[-1] + 1 if victim.told else 0)
@@ -68,10 +65,7 @@ def victims(server: EmbeddedServer) -> list[Victim]:
     return [producing("a"), producing("b"), *workers]
 
 
-@pytest.mark.parametrize("server", ["valkey"], indirect=True)
-async def test_no_job_is_lost_and_no_result_doubled(server: EmbeddedServer) -> None:
-    """Q2, Q5: what `put` has returned for has one result, however often producers and workers are killed."""
-    targets, choice = victims(server), random.Random(5)
+def kill_again_and_again(targets: list[Victim], choice: random.Random) -> None:
     for target in targets:
         target.start()
     for number in range(NUM_KILLS):
@@ -81,6 +75,14 @@ async def test_no_job_is_lost_and_no_result_doubled(server: EmbeddedServer) -> N
     for target in targets:
         # why: a worker whom the producers left nothing would be waited for in vain
         target.kill(0, is_early=True)
+
+
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
+async def test_no_job_is_lost_and_no_result_doubled(server: EmbeddedServer) -> None:
+    """Q2, Q5: what `put` has returned for has one result, however often producers and workers are killed."""
+    with forkserver("tests.queues.kill_targets") as context:
+        targets = victims(server, context)
+        kill_again_and_again(targets, random.Random(5))
     async with JobConsumer(server.url, CONFIG) as consumer, ResultReader(server.url, CONFIG) as reader:
         while not (status := await consumer.status()).is_idle:
             for delivery in await consumer.take(8, 200):

@@ -125,10 +125,11 @@ async def test_a_connection_that_is_silently_dead(proxy: Proxy, caplog: pytest.L
             assert time.monotonic() - started < 30
         with pytest.raises(QueueUnavailable, match="Timeout"):
             producer.put(make_job("b"))
-        failed = time.monotonic()
-        with pytest.raises(QueueUnavailable, match="a moment ago"):
-            producer.put(make_job("b"))
-        assert time.monotonic() - failed < 0.4
+        told = ""
+        while "a moment ago" not in told:  # at once, unless the pause after a failure is over already
+            with pytest.raises(QueueUnavailable) as failed:
+                producer.put(make_job("b"))
+            told = str(failed.value)
         assert consumer.outage.silent_s > 1.0
         proxy.revive()
         await wait_until_async(lambda: not producer.outage.delay_s)
@@ -152,6 +153,7 @@ async def _is_put(producer: JobProducer, job_id: str) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)  # the timeout is the client's
 async def test_idle_for_longer_than_the_clients_default_timeout(
     server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:

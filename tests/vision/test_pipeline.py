@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -99,26 +100,29 @@ def test_camera_names_are_used_once(yolo26n_320: Detector, bus: Image) -> None:
     assert Pipeline(yolo26n_320, []).process([]) == []
 
 
-def watch(detector: Detector, clip: Path, trigger: TriggerConfig) -> list[FrameResult]:
+def watch(detector: Detector, clip: Path, trigger: TriggerConfig, num_frames: int) -> list[FrameResult]:
     source = open_source(clip, camera="room")
     pipeline = Pipeline(detector, [CameraConfig("room", source.fps, trigger=trigger)])
-    return [
+    results = [
         replace(result, frame=replace(result.frame, image=np.empty((0, 0, 3), np.uint8)))
-        for frame in source
+        for frame in islice(source, num_frames)
         for result in pipeline.process([frame])
     ]
+    source.close()
+    return results
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_one_description_a_visit(yolo26n_320: Detector, media: Path) -> None:
-    """V22: six people come one at a time; the room is empty before, between and after.
+    """V22: people come one at a time; the room is empty before and between.
 
-    That 1× gives the same follows from `test_pacing_follows_the_time_stamps`: same frames, same times.
+    The first two of the six, which `replay` sees all. That 1× gives the same follows from
+    `test_pacing_follows_the_time_stamps`: same frames, same times.
     """
-    results = watch(yolo26n_320, media / "one-by-one-person-detection.mp4", PEOPLE)
+    results = watch(yolo26n_320, media / "one-by-one-person-detection.mp4", PEOPLE, num_frames=480)
     seen: list[Observation] = [result.observation for result in results if result.observation]
-    arrivals_s = [6.2, 22.8, 50.3, 74.5, 92.4, 123.5]
+    arrivals_s = [6.2, 22.8]
     assert len(seen) == len(arrivals_s)
     for observation, arrival_s in zip(seen, arrivals_s, strict=True):
         assert 0 < observation.frame.time_s - arrival_s < 1.0

@@ -32,6 +32,8 @@ def config_of(folder: Path) -> EngineConfig:
 
 
 Client = AsyncEngine | EngineProcess
+START_S = 200.0
+"""Generous: a loaded machine loads torch in a new process."""
 
 
 @pytest_asyncio.fixture(
@@ -147,14 +149,15 @@ async def test_an_id_that_is_running_is_refused(engine: Client) -> None:
     await stream.aclose()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", [AsyncEngine, EngineProcess])
-async def test_closing_the_engine_ends_streams_with_an_error(
-    qwen3_vl_checkpoint: Path, kind: type[Client]
-) -> None:
-    engine = kind(config_of(qwen3_vl_checkpoint))
+async def test_closing_the_engine_ends_streams_with_an_error(qwen3_vl_checkpoint: Path) -> None:
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint))
     assert not engine.is_healthy
     await engine.start()
     assert engine.is_healthy
+    await assert_closing_ends_streams(engine)
+
+
+async def assert_closing_ends_streams(engine: Client) -> None:
     stream = engine.generate(ask("x", "hello", max_tokens=2000))
     await anext(stream)
     await engine.close()
@@ -233,7 +236,7 @@ async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_c
     assert engine.stats().num_running == 0
     with pytest.raises(EngineStopped, match="being started again"):
         await collect(engine, "y", "hello")
-    await until(lambda: engine.is_healthy, 60.0)
+    await until(lambda: engine.is_healthy, START_S)
     restarted = engine.stats()
     assert restarted.num_restarts == 1
     assert restarted.num_steps >= before.num_steps > 0
@@ -249,8 +252,9 @@ async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_c
 
 
 async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_checkpoint: Path) -> None:
-    """A7: frozen from outside, no sign of life."""
+    """A7: frozen from outside, no sign of life; closing ends streams here too."""
     engine = EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.0)
+    assert not engine.is_healthy
     await engine.start()
     pid = engine.pid
     assert pid is not None
@@ -259,5 +263,5 @@ async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_c
     assert "no sign of life" in (engine.unhealthy_reason or "")
     os.kill(pid, signal.SIGCONT)
     await until(lambda: engine.is_healthy)
-    await engine.close()
+    await assert_closing_ends_streams(engine)
     assert not Path(f"/proc/{pid}").exists()

@@ -103,7 +103,7 @@ def rounds(gate: GateClient, num_rounds: int, num_pieces: int = 3) -> None:
 
 def test_a_turn_begins_and_ends(tmp_path: Path) -> None:
     with engine(tmp_path) as loop:
-        gate = GateClient(loop.address, "cpu")
+        gate = GateClient(loop.address, "cpu", patience_s=30.0)
         rounds(gate, 5)
         until(lambda: loop.num_rounds == 5)
         assert gate.num_ungated == 0
@@ -149,7 +149,7 @@ def test_a_detector_that_dies_frees_the_device_at_once(tmp_path: Path, number: s
         assert line(keeper).startswith("turn")
         keeper.send_signal(number)
         until(lambda: loop.counts["died"] == 1)
-        gate = GateClient(loop.address, "cpu")
+        gate = GateClient(loop.address, "cpu", patience_s=30.0)
         rounds(gate, 2)
         assert gate.num_ungated == 0
         assert loop.counts["expired"] == 0
@@ -188,7 +188,7 @@ def test_without_an_engine_the_detector_goes_on_and_asks_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Dead, being started again, and back; what went without an answer is counted at both sides."""
-    gate = GateClient(str(tmp_path / "gate.sock"), "cpu", retry_after_s=0.0)
+    gate = GateClient(str(tmp_path / "gate.sock"), "cpu", patience_s=30.0, retry_after_s=0.0)
     rounds(gate, 3)
     assert gate.num_ungated == 3
     for generation in (1, 2):
@@ -214,7 +214,7 @@ def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_patience(
     started_s = time.monotonic()
     for _ in range(100):
         assert gate.acquire([1.0]) == 1
-    assert time.monotonic() - started_s < 0.2
+    assert time.monotonic() - started_s < 10, "waiting each time would be 20 s"
     assert gate.num_ungated == 101
     assert [record.levelname for record in caplog.records] == ["WARNING"], "once, not each time"
     server.close()
@@ -247,7 +247,7 @@ def test_detectors_of_other_devices_do_not_wait(
     tmp_path: Path, device: str | None, is_shared: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine(tmp_path, device="cuda:0") as loop:
-        gate = GateClient(loop.address, device)
+        gate = GateClient(loop.address, device, patience_s=30.0)
         rounds(gate, 4)
         assert gate.is_shared == is_shared
         assert gate.num_ungated == 0

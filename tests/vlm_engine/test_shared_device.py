@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vlm_engine.test_async_engine import collect, config_of, until
+from tests.vlm_engine.test_async_engine import START_S, collect, config_of, until
 from vlm_engine import EngineProcess, GateClient, GateError, TurnConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")
@@ -77,7 +77,7 @@ async def test_chat_and_detector_share_the_engines_device(qwen3_vl_checkpoint: P
         await until(lambda: seen.num_rounds > num_rounds + 3)
         assert seen.gate.num_ungated > 0
 
-        await until(lambda: engine.is_healthy, 60.0)
+        await until(lambda: engine.is_healthy, START_S)
         await until(lambda: engine.stats().turns.num_rounds > before.num_rounds)
         after = engine.stats().turns
         assert after.counts["ungated"] > 0

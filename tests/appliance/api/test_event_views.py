@@ -227,10 +227,13 @@ def test_a_quiet_stream_is_kept_alive(filled: Running, monkeypatch: pytest.Monke
         assert next(lines) == ": keep-alive"
 
 
-def test_a_server_with_an_open_stream_stops_at_once(servers: Servers) -> None:
+def test_a_server_with_an_open_stream_stops_at_once(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("appliance.api.server._SHUTDOWN_TIMEOUT_S", 60)
     running = servers.start()
     follower = Follower(running)
     started = time.monotonic()
     servers.stop(running)
-    assert time.monotonic() - started < 4.5, "the five seconds that chats get"
+    assert time.monotonic() - started < 30, "what chats would get is a minute"
     wait_until(lambda: follower.is_ended, "the stream's end")
