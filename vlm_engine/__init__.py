@@ -4,6 +4,7 @@ The names below are the public interface. Those that need torch are imported whe
 used, so that settings and schedulers can be read without it.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,10 @@ __all__ = [
     "Usage",
     "WorkStats",
 ]
+
+
+# why: transformers imports torchao where it is installed, and torch complains of torchao on standard error.
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 
 
 def __getattr__(name: str) -> Any:
