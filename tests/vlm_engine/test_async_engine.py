@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,10 +51,20 @@ async def collect(engine: Client, *args: object, **more: object) -> list[TokenEv
     return [event async for event in engine.generate(ask(*args, **more))]  # type: ignore[arg-type]
 
 
+@asynccontextmanager
+async def started(engine: EngineProcess) -> AsyncIterator[EngineProcess]:
+    """The engine, closed however the test ends."""
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def until(predicate: object, timeout_s: float = 30.0) -> None:
+async def until(predicate: object, timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not predicate():  # type: ignore[operator]
             await asyncio.sleep(0.01)
@@ -221,47 +232,45 @@ async def test_a_model_that_cannot_be_loaded_is_named(kind: type[Client]) -> Non
 
 async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_checkpoint: Path) -> None:
     """A7, E25: health says so while it happens, and no count falls."""
-    engine = EngineProcess(config_of(qwen3_vl_checkpoint))
-    await engine.start()
-    wanted = await collect(engine, "before", picture(), "hello")
-    await until(lambda: engine.stats().classes["interactive"].finished.get("length") == 1)
-    before = engine.stats()
-    stream = engine.generate(ask("x", "hello", max_tokens=2000))
-    await anext(stream)
-    assert engine.pid is not None
-    os.kill(engine.pid, signal.SIGKILL)
-    rest = [event async for event in stream]
-    assert rest[-1].finish_reason == "error"
-    assert "being started again" in (engine.unhealthy_reason or "")
-    assert engine.stats().num_running == 0
-    with pytest.raises(EngineStopped, match="being started again"):
-        await collect(engine, "y", "hello")
-    await until(lambda: engine.is_healthy, START_S)
-    restarted = engine.stats()
-    assert restarted.num_restarts == 1
-    assert restarted.num_steps >= before.num_steps > 0
-    assert restarted.classes["interactive"].generation_tokens >= 6
-    again = await collect(engine, "after", picture(), "hello")
-    assert [e.token_ids for e in again] != []
-    assert "".join(e.text for e in again) == "".join(e.text for e in wanted)
-    assert engine.num_restarts == 1
-    await until(lambda: engine.stats().classes["interactive"].finished["length"] == 2)
-    assert engine.stats().num_encoded_images == before.num_encoded_images + 1 == 2
-    assert engine.stats().classes["interactive"].first_token.num_values >= 2
-    await engine.close()
+    async with started(EngineProcess(config_of(qwen3_vl_checkpoint))) as engine:
+        wanted = await collect(engine, "before", picture(), "hello")
+        await until(lambda: engine.stats().classes["interactive"].finished.get("length") == 1)
+        before = engine.stats()
+        stream = engine.generate(ask("x", "hello", max_tokens=2000))
+        await anext(stream)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        rest = [event async for event in stream]
+        assert rest[-1].finish_reason == "error"
+        assert "being started again" in (engine.unhealthy_reason or "")
+        assert engine.stats().num_running == 0
+        with pytest.raises(EngineStopped, match="being started again"):
+            await collect(engine, "y", "hello")
+        await until(lambda: engine.is_healthy, START_S)
+        restarted = engine.stats()
+        assert restarted.num_restarts == 1
+        assert restarted.num_steps >= before.num_steps > 0
+        assert restarted.classes["interactive"].generation_tokens >= 6
+        again = await collect(engine, "after", picture(), "hello")
+        assert [e.token_ids for e in again] != []
+        assert "".join(e.text for e in again) == "".join(e.text for e in wanted)
+        assert engine.num_restarts == 1
+        await until(lambda: engine.stats().classes["interactive"].finished["length"] == 2)
+        assert engine.stats().num_encoded_images == before.num_encoded_images + 1 == 2
+        assert engine.stats().classes["interactive"].first_token.num_values >= 2
 
 
 async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_checkpoint: Path) -> None:
     """A7: frozen from outside, no sign of life; closing ends streams here too."""
     engine = EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.0)
     assert not engine.is_healthy
-    await engine.start()
-    pid = engine.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    await until(lambda: not engine.is_healthy)
-    assert "no sign of life" in (engine.unhealthy_reason or "")
-    os.kill(pid, signal.SIGCONT)
-    await until(lambda: engine.is_healthy)
-    await assert_closing_ends_streams(engine)
+    async with started(engine):
+        pid = engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not engine.is_healthy)
+        assert "no sign of life" in (engine.unhealthy_reason or "")
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: engine.is_healthy)
+        await assert_closing_ends_streams(engine)
     assert not Path(f"/proc/{pid}").exists()

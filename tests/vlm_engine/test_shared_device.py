@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.vlm_engine.test_async_engine import START_S, collect, config_of, until
+from tests.vlm_engine.test_async_engine import START_S, collect, config_of, started, until
 from vlm_engine import EngineProcess, GateClient, GateError, TurnConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")
@@ -55,36 +55,41 @@ async def detector(address: str) -> AsyncIterator[Detector]:
 async def test_chat_and_detector_share_the_engines_device(qwen3_vl_checkpoint: Path, tmp_path: Path) -> None:
     """A7, E25: idle, under chat, dead and started again; no count falls, and the text is the same."""
     address = str(tmp_path / "gate.sock")
-    engine = EngineProcess(config_of(qwen3_vl_checkpoint), turns=TurnConfig(address, 5.0))
-    await engine.start()
-    wanted = await collect(engine, "alone", "hello", max_tokens=60)
-    async with detector(address) as seen:
-        await until(lambda: engine.stats().turns.num_rounds >= 3)
-        assert engine.stats().turns.num_clients == 1
-        answer = await collect(engine, "beside", "hello", max_tokens=60)
-        assert "".join(e.text for e in answer) == "".join(e.text for e in wanted)
-        await until(lambda: engine.stats().turns.num_rounds >= 10)
-        before = engine.stats().turns
-        assert seen.gate.num_ungated == 0
-        assert before.wait.num_values >= before.length.num_values > 0
-        assert before.work.total_ms > 0
-
-        assert engine.pid is not None
-        os.kill(engine.pid, signal.SIGKILL)
-        await until(lambda: not engine.is_healthy)
-        assert engine.stats().turns.num_clients == 0
-        num_rounds = seen.num_rounds
-        await until(lambda: seen.num_rounds > num_rounds + 3)
-        assert seen.gate.num_ungated > 0
-
-        await until(lambda: engine.is_healthy, START_S)
-        await until(lambda: engine.stats().turns.num_rounds > before.num_rounds)
-        after = engine.stats().turns
-        assert after.counts["ungated"] > 0
-        assert after.wait.num_values > before.wait.num_values
-    await until(lambda: engine.stats().turns.num_clients == 0)
-    await engine.close()
+    config = config_of(qwen3_vl_checkpoint)
+    async with started(EngineProcess(config, turns=TurnConfig(address, 5.0))) as engine:
+        wanted = await collect(engine, "alone", "hello", max_tokens=60)
+        async with detector(address) as seen:
+            await until(lambda: engine.stats().turns.num_rounds >= 3)
+            assert engine.stats().turns.num_clients == 1
+            answer = await collect(engine, "beside", "hello", max_tokens=60)
+            assert "".join(e.text for e in answer) == "".join(e.text for e in wanted)
+            await until(lambda: engine.stats().turns.num_rounds >= 10)
+            assert seen.gate.num_ungated == 0
+            await kill_and_come_back(engine, seen)
+        await until(lambda: engine.stats().turns.num_clients == 0)
     assert not Path(address).exists()
+
+
+async def kill_and_come_back(engine: EngineProcess, seen: Detector) -> None:
+    before = engine.stats().turns
+    assert before.wait.num_values >= before.length.num_values > 0
+    assert before.work.total_ms > 0
+
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    await until(lambda: not engine.is_healthy)
+    assert engine.stats().turns.num_clients == 0
+    num_rounds = seen.num_rounds
+    await until(lambda: seen.num_rounds > num_rounds + 3)
+    assert seen.gate.num_ungated > 0
+
+    await until(lambda: engine.is_healthy, START_S)
+    # why: until the detector asks again the books are those of the dead engine, a little later than `before`
+    await until(lambda: engine.stats().turns.counts["ungated"] > 0)
+    after = engine.stats().turns
+    assert after.num_rounds >= before.num_rounds
+    await until(lambda: engine.stats().turns.num_rounds > after.num_rounds)
+    assert engine.stats().turns.wait.num_values > before.wait.num_values
 
 
 async def test_an_address_that_cannot_be_is_said_at_the_start(
