@@ -111,13 +111,18 @@ class Cluster:
     def hosts(self) -> str:
         return ",".join(f"127.0.0.1:{server.port}" for server in self.sentinels)
 
-    def wait_until_ready(self) -> None:
-        """The replica has all, and the Sentinels know it and each other."""
-        with self.replica.client(password=self._password) as client:
-            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
-        for sentinel in self.sentinels:
-            with sentinel.client() as client:
-                wait_until(lambda asked=client: _knows(asked, num_replicas=1, num_others=2))
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Until the end of the context; the replica has all, and the Sentinels know it and each other."""
+        with started(self.master, self.replica):
+            with self.replica.client(password=self._password) as client:
+                wait_until(lambda: client.info("replication")["master_link_status"] == "up", 60)
+            # why: a Sentinel asks the master for replicas when it starts, then only every ten seconds.
+            with started(*self.sentinels):
+                for sentinel in self.sentinels:
+                    with sentinel.client() as client:
+                        wait_until(lambda asked=client: _knows(asked, num_replicas=1, num_others=2), 60)
+                yield
 
     def wait_until_replicated(self) -> None:
         """What the master has acknowledged so far is with the replica."""

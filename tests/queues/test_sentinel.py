@@ -22,7 +22,7 @@ from queues import (
     connect_async,
 )
 from tests.queues.helpers import FAST, make_job
-from tests.queues.servers import Cluster, started
+from tests.queues.servers import Cluster
 
 PASSWORD = "p@ss/word?with#every:thing%"
 CONFIG = replace(FAST, max_deliveries=50)
@@ -31,8 +31,7 @@ CONFIG = replace(FAST, max_deliveries=50)
 @pytest.fixture
 def cluster(kind: str, tmp_path: Path) -> Iterator[Cluster]:
     cluster = Cluster(tmp_path, kind, PASSWORD)
-    with started(cluster.master, cluster.replica, *cluster.sentinels):
-        cluster.wait_until_ready()
+    with cluster.running():
         yield cluster
 
 
