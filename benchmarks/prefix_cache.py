@@ -134,9 +134,12 @@ def main() -> None:
     first = Engine(config)
     # why: the first steps of a process pay for kernels and memory
     answered(first, described(frames(1)[0]))
-    rows = [measured(lambda: Engine(config, model=first.model), case) for case in cases()]
+    rows = []
+    for case in cases():
+        rows.append(measured(lambda: Engine(config, model=first.model), case))
+        sys.stderr.write(f"{rows[-1]}\n")
     report = environment() | {
-        "config": {"model": "210 M Qwen2.5-VL", "threads": arguments.threads},
+        "config": {"model": Path(arguments.checkpoint).name, "threads": arguments.threads},
         "cases": rows,
     }
     text = json.dumps(report, indent=2)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.vlm_engine.reference import Case, Clip, Family, as_content, drain, images_of, run, tight_limits
-from vlm_engine import EngineConfig, RequestError
+from vlm_engine import EngineConfig, RequestError, wire
 from vlm_engine.models import load_prompts
 
 BLOCK = 16
@@ -136,6 +137,22 @@ def test_a_clip_that_went_on_shares_its_frames(family: Family) -> None:
     case = Case("second", second, 6)
     assert run(engine, [case])["second"] == family.greedy(case)
     assert engine.stats().num_encoded_images == num_before + num_new
+
+
+def test_a_clip_crosses_to_the_engines_process(family: Family) -> None:
+    """What the front prepared is what the engine gets: places, digests, positions and pixels."""
+    case = Case("x", ("a", clip_of(family, (1, 2, 3), 0.7), "b"))
+    sent = family.model.prompts.prepare(case.messages)
+    header, *tensors = wire.encode_submit(case.request, sent, 0.0)
+    submit = wire.decode_to_server(header)
+    assert isinstance(submit, wire.Submit)
+    _, got = wire.decode_submit(submit, [bytes(tensor) for tensor in tensors])
+    assert (got.token_ids, got.position_delta) == (sent.token_ids, sent.position_delta)
+    assert got.placeholders == sent.placeholders
+    assert torch.equal(got.positions, sent.positions)
+    for there, here in zip(got.images, sent.images, strict=True):
+        assert there.grid == here.grid
+        assert torch.equal(there.pixels, here.pixels)
 
 
 BLACK = Image.new("RGB", (64, 64))
