@@ -5,8 +5,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from functools import partial
 
 from fastapi import FastAPI
@@ -17,6 +17,7 @@ from appliance.camera_control import CameraControl, reload_from, start_worker
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
+from appliance.file_lock import FileInUseError, sole_use
 from appliance.jobs import Description, decode_change, decode_description
 from appliance.ladder import Ladder
 from appliance.logs import set_up_logging
@@ -82,8 +83,7 @@ class _Service:
         self._settings, self._stack = settings, stack
         self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
         url = self._redis.url if self._redis else str(settings.redis.address)
-        self._events = open_events(settings)
-        stack.callback(self._events.close)
+        self._events = stack.enter_context(sole_events(settings))
         self._outputs = _open_outputs(settings, self._events)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
@@ -148,6 +148,21 @@ class _Service:
             has_context=not self._settings.is_bundled_vlm,
             on_settled=partial(_keep, self._events),
         )
+
+
+@contextmanager
+def sole_events(settings: Settings) -> Iterator[EventStore]:
+    """The event store, whose file no other appliance has; raises `SettingsError` when it cannot be used."""
+    path = settings.events.path
+    with ExitStack() as stack:
+        if path is not None:
+            try:
+                stack.enter_context(sole_use(path))
+            except FileInUseError as error:
+                raise SettingsError(
+                    f"events.path: {error}; every appliance needs an event file of its own"
+                ) from None
+        yield stack.enter_context(closing(open_events(settings)))
 
 
 def open_events(settings: Settings) -> EventStore:

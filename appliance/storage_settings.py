@@ -75,6 +75,9 @@ class RedisSettings(SettingsPart):
 class EventSettings(SettingsPart):
     """Where events are kept: in the file `path`, or in memory until the end.
 
+    One appliance at a time has the file; it belongs on a local disk, for SQLite's log cannot be shared over a
+    network file system.
+
     Those of the last `retain_days` (None: no limit) stay, the newest `max_events` at most. Over `max_bytes`
     the oldest snapshots go first, then the oldest events.
     """
