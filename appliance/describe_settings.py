@@ -50,7 +50,7 @@ class ViewDescribeSettings(SettingsPart):
     and zones too and to speak of nothing else (None: not the bundled one, which was trained without).
     While a live frame's job waits, a newer one takes its place (`replace`): one of the same `camera`, of the
     same `track` (each visit keeps a place then), or with `none` no one.
-    With `answer_schema` (or `schema`) the answer is JSON of that schema.
+    With `answer_schema` (or `schema`) the answer is JSON of that schema, of up to four times `max_tokens`.
     `similarity` leaves out frames that show what was described last, to that degree from 0 to 1 (None: none).
     """
 
@@ -78,6 +78,22 @@ class ViewDescribeSettings(SettingsPart):
     context: bool | None = None
     answer_schema: dict[str, Any] | None = None
     replace: Literal["camera", "track", "none"] = "camera"
+
+    @field_validator("answer_schema")
+    @classmethod
+    def _check_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is None:
+            return None
+        # why: late, since they bring torch along, and few give a schema.
+        from vlm_engine import StructuredOutput
+        from vlm_engine.errors import RequestError
+        from vlm_engine.grammar import check_grammar
+
+        try:
+            check_grammar(StructuredOutput.of_json(schema, "the schema"))
+        except RequestError as error:
+            raise ValueError(str(error)) from None
+        return schema
 
     @field_validator("triggers", mode="before")
     @classmethod

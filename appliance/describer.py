@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 TAKE_BLOCK_MS = 500
 ENGINE_PAUSE_S = 1.0
 WARN_AFTER_EXPIRED = 10
+FORM_FACTOR = 4
+"""An answer in a form may be so many times longer than a text: its names are tokens too, and half is none."""
 
 
 class VisionLanguageModel(Protocol):
@@ -231,12 +233,12 @@ class Describer:
 
     async def _give_up(self, job: DescribeJob, delivery: Delivery, error: str) -> None:
         logger.warning("camera=%s job=%s was not described: %s", job.camera, job.job_id, error)
-        is_last = delivery.times_delivered >= self._consumer.config.max_deliveries
-        is_retried = await self._consumer.fail(delivery, error)
-        self._books.settle("retried" if is_retried else "dead")
-        if not is_retried and is_last:
+        # why: first, as in `_answer`; the queue tells of dead letters too.
+        if delivery.times_delivered >= self._consumer.config.max_deliveries:
             description = Description.of(job, prompt=job.prompt, described_at=time.time(), error=error)
             self._on_settled(description, _snapshot(job))
+        is_retried = await self._consumer.fail(delivery, error)
+        self._books.settle("retried" if is_retried else "dead")
 
     async def _describe(self, job: DescribeJob, task: "_Task") -> tuple[Description, float]:
         """The answer, an error for its text when trying again cannot help, and seconds in the engine's queue.
@@ -254,6 +256,8 @@ class Describer:
             has_context=self._has_context,
             reads_videos=self._model.reads_videos,
         )
+        if job.answer_schema is not None:
+            task.max_tokens = FORM_FACTOR * self._ladder.rungs[0].max_tokens
         text, error, last = None, None, TokenEvent("")
         try:
             text, last = await self._generate(task, messages, _form_of(job))
@@ -284,7 +288,7 @@ class Describer:
         request = GenerationRequest(
             request_id=f"describe-{task.delivery.job.job_id}-{task.delivery.times_delivered}",
             messages=messages,
-            sampling=SamplingParams(max_tokens=task.rung.max_tokens, temperature=0.0, structured=form),
+            sampling=SamplingParams(max_tokens=task.max_tokens, temperature=0.0, structured=form),
             priority="background",
             tenant=task.delivery.job.key,
             expires_at=expires_at,
@@ -311,6 +315,7 @@ class _Task:
     def __init__(self, delivery: Delivery, level: int, rung: Rung, *, is_urgent: bool = False) -> None:
         self.delivery, self.level, self.rung, self.is_urgent = delivery, level, rung, is_urgent
         self.taken_s = time.monotonic()
+        self.max_tokens = rung.max_tokens
 
     @property
     def expires_at(self) -> float | None:
@@ -330,7 +335,7 @@ class _Task:
             rung=self.rung.name,
             width=image.width,
             height=image.height,
-            max_tokens=self.rung.max_tokens,
+            max_tokens=self.max_tokens,
             is_cut=last.finish_reason == "length",
         )
 
@@ -351,7 +356,7 @@ def _picture(jpeg: bytes, rung: Rung) -> Image.Image:
 def _form_of(job: DescribeJob) -> StructuredOutput | None:
     """The form that the answer must have; raises `RequestError` for a schema that is none."""
     schema = job.answer_schema
-    return None if schema is None else StructuredOutput.of_json(schema, "describe.schema")
+    return None if schema is None else StructuredOutput.of_json(schema, "describe.schema", is_compact=True)
 
 
 def _refusal(text: str, last: TokenEvent, *, has_form: bool) -> str | None:

@@ -17,6 +17,18 @@ MAX_GRAMMAR_CHARS = 200_000
 GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
 
+_OBJECT = {"type": "object"}
+# llguidance reads its options in the schema; one that has its own keeps them.
+_COMPACT = {
+    "x-guidance": {
+        "whitespace_flexible": False,
+        "whitespace_pattern": None,
+        "item_separator": ", ",
+        "key_separator": ": ",
+    }
+}
+
+
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
     """The form that an answer must have; whether it can be compiled is checked with the request.
@@ -42,10 +54,11 @@ class StructuredOutput:
 
     @classmethod
     def of_json(
-        cls, schema: Mapping[str, Any] | None = None, field: str = "structured"
+        cls, schema: Mapping[str, Any] | None = None, field: str = "structured", *, is_compact: bool = False
     ) -> "StructuredOutput":
-        """JSON of a schema, or any JSON object."""
-        return cls("json", json.dumps(schema or {"type": "object"}), field)
+        """JSON of a schema, or any JSON object; in one line with `is_compact`, else as the model likes."""
+        layout = _COMPACT if is_compact else {}
+        return cls("json", json.dumps({**layout, **(schema or _OBJECT)}), field)
 
     @classmethod
     def of_choice(cls, words: Iterable[str], field: str = "structured") -> "StructuredOutput":

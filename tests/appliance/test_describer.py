@@ -3,6 +3,7 @@
 import asyncio
 import io
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from vlm_engine import (
     EngineStopped,
     GenerationRequest,
     ImageRejected,
+    StructuredOutput,
     Timings,
     TokenEvent,
 )
@@ -199,7 +201,9 @@ async def test_an_answer_has_the_form_of_the_schema_or_is_an_error(server, queue
     answers = await describe(server, queue, model, jobs)
 
     assert [request.sampling.structured is not None for request in model.requests] == [True, True, False]
-    assert model.requests[0].sampling.structured.value == '{"type": "object"}'
+    form = model.requests[0].sampling.structured
+    assert form == StructuredOutput.of_json(schema, "describe.schema", is_compact=True)
+    assert model.requests[0].sampling.max_tokens == 4 * model.requests[2].sampling.max_tokens
     assert sorted(answer.error or "" for answer in answers.values()) == [
         "",
         "",
@@ -381,15 +385,23 @@ async def test_the_engine_is_told_to_hurry_while_others_wait(server, queue):
 
 
 async def test_with_a_real_engine(server, queue, qwen3_vl_checkpoint):
+    """Also in a form: JSON in one line, however the model likes to lay it out."""
+    number = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": {"people": number}, "required": ["people"]}
+    schema["additionalProperties"] = False
     config = EngineConfig(str(qwen3_vl_checkpoint), device="cpu", kv_cache_tokens=2048, num_threads=1)
     engine = AsyncEngine(config)
     await engine.start()
     try:
-        settled = await describe(server, queue, engine, [job("a"), job("b", image=picture("red"))])
+        jobs = [job("a"), job("b", image=picture("red")), job("c", answer_schema=schema)]
+        settled = await describe(server, queue, engine, jobs)
         engine.engine.check_integrity()
     finally:
         await engine.close()
 
-    assert {name: bool(d.text) for name, d in settled.items()} == {"a": True, "b": True}
+    assert {name: bool(d.text) for name, d in settled.items()} == dict.fromkeys("abc", True)
+    answer = json.loads(settled["c"].text)
+    assert answer["people"] in range(10)
+    assert settled["c"].text == json.dumps(answer)
     assert settled["a"].timings.prefill_ms > 0
     assert settled["a"].timings.decode_ms > 0

@@ -230,3 +230,10 @@ def test_a_privacy_mask_is_found(write) -> None:
     (mask,) = privacy_masks(settings.view_of("a"))
     assert mask.points == ((0, 0), (0.5, 0), (0.5, 0.5))
     assert privacy_masks(settings.view_of("b")) == ()
+
+
+def test_a_schema_that_cannot_be_kept_to_is_said_at_once(write) -> None:
+    with pytest.raises(
+        SettingsError, match=r"cameras\.gate\.describe\.schema: the schema cannot be compiled: "
+    ):
+        load_settings(write("cameras: {gate: {source: a.mp4, describe: {schema: {type: 12}}}}"))
