@@ -40,8 +40,13 @@ class Courses:
         """Events that have not ended."""
         return sum(map(len, self._open.values()))
 
-    def begin(self, observation: Observation, event_id: str) -> Iterator[EventChange]:
-        """An observation becomes an event; one that is of no track ends at once."""
+    def begin(
+        self, observation: Observation, event_id: str, error: str | None = None
+    ) -> Iterator[EventChange]:
+        """An observation becomes an event; one that is of no track ends at once.
+
+        `error` says why it will not be described.
+        """
         frame = observation.frame
         change = EventChange(
             event_id=event_id,
@@ -57,6 +62,7 @@ class Courses:
             reason=observation.reason,
             detections=summary(observation),
             zones=list(observation.zones),
+            error=error,
         )
         yield change
         course = _Course(change, frame.time_s, frame.captured_at)

@@ -1,8 +1,8 @@
 """An event as it is told: one JSON object, into which a track's changes and its description are joined.
 
 They come by two ways and in any order; whatever came first, the object has the same keys, and `state` says
-how far its track is: `new`, `update` (its zones changed), `end`. While nothing is described yet,
-`description` and `error` are both null.
+how far its track is: `new`, `update` (its zones changed), `end`. While a description is awaited,
+`description` and `error` are both null; who gets none has an `error`, whatever the reason.
 """
 
 from typing import Any
@@ -43,11 +43,19 @@ def described(body: Body | None, description: Description) -> Body | None:
     return {"id": fields.pop("job_id"), "object": "event"} | fields | course
 
 
+def given_up(body: Body, error: str, given_up_at: float) -> Body | None:
+    """`body` with the reason why it will have no description; None when it has one, or a reason, already."""
+    if body["described_at"]:
+        return None
+    return body | {"error": error, "described_at": given_up_at}
+
+
 def changed(body: Body | None, change: EventChange) -> Body | None:
     """`body` (None: a new one) as `change` tells it; None when it has that change, or a later one."""
     if body is not None and body["num_changes"] > change.num:
         return None
     fields: Body = msgspec.to_builtins(change)
+    del fields["error"]
     fields["num_changes"] = fields.pop("num") + 1
     if body is not None:
         return body | {name: fields[name] for name in _COURSE}

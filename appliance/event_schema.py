@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+MAX_FATES = 1000
+
 _NO_COURSE: dict[str, Any] = {"state": "end", "num_changes": 0, "zones": []}
 
 
@@ -42,6 +44,22 @@ def searchable(body: Mapping[str, Any]) -> str:
     """The words of an event that `q` looks in."""
     words = (body["camera"], body["label"], *body["zones"], body["description"])
     return " ".join(word for word in words if word)
+
+
+def keep_fate(database: sqlite3.Connection, event_id: str, error: str, given_up_at: float) -> None:
+    """Remember why an event that has yet to come will not be described; the newest are kept."""
+    database.execute("INSERT OR REPLACE INTO fates VALUES (?, ?, ?)", (event_id, error, given_up_at))
+    oldest = "SELECT rowid FROM fates ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+    database.execute(f"DELETE FROM fates WHERE rowid IN ({oldest})", (MAX_FATES,))
+
+
+def take_fate(database: sqlite3.Connection, event_id: str) -> tuple[str, float] | None:
+    """What `keep_fate` has kept of an event, which is forgotten then."""
+    query = "SELECT error, given_up_at FROM fates WHERE id = ?"
+    fate: tuple[str, float] | None = database.execute(query, (event_id,)).fetchone()
+    if fate is not None:
+        database.execute("DELETE FROM fates WHERE id = ?", (event_id,))
+    return fate
 
 
 @contextmanager
@@ -142,5 +160,22 @@ def _add_outbox(database: sqlite3.Connection) -> None:
     database.execute("CREATE TABLE marks (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
 
 
+def _add_fates(database: sqlite3.Connection) -> None:
+    """Which events still wait for their description, and what is known of some that are yet to come."""
+    database.execute("ALTER TABLE events ADD COLUMN is_pending INTEGER NOT NULL DEFAULT 0")
+    for seq, body in database.execute("SELECT seq, body FROM events WHERE NOT is_described").fetchall():
+        is_pending = msgspec.json.decode(body).get("described_at") is None
+        database.execute("UPDATE events SET is_pending = ? WHERE seq = ?", (is_pending, seq))
+    database.execute("CREATE INDEX events_pending ON events (captured_at) WHERE is_pending")
+    database.execute(
+        "CREATE TABLE fates (id TEXT PRIMARY KEY, error TEXT NOT NULL, given_up_at REAL NOT NULL)"
+    )
+
+
 # invariant: only appended to; what stands here has run on somebody's file.
-_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_create, _add_search, _add_outbox)
+_MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
+    _create,
+    _add_search,
+    _add_outbox,
+    _add_fates,
+)

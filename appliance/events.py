@@ -19,7 +19,14 @@ import msgspec
 from appliance import event_bodies
 from appliance.event_bodies import Body
 from appliance.event_queries import EventFilter, SearchError
-from appliance.event_schema import EventStoreError, open_database, searchable, transaction
+from appliance.event_schema import (
+    EventStoreError,
+    keep_fate,
+    open_database,
+    searchable,
+    take_fate,
+    transaction,
+)
 from appliance.jobs import Description, EventChange
 from appliance.outputs.outbox import Kind, Outbox
 
@@ -28,6 +35,7 @@ __all__ = ["EventFilter", "EventStore", "EventStoreError", "Retention", "SearchE
 _COLUMNS = "events.seq, events.id, events.body"
 _SWEEP = 16
 _MAX_MARKS = 100
+_MOST_LOST = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +86,33 @@ class EventStore:
 
     def change(self, change: EventChange, snapshot: bytes | None = None) -> bool:
         """Store how an event stands, with a JPEG of it; False when the store has that, or knows better."""
-        return self._put(
+        is_new = self._put(
             change.state, change.event_id, lambda body: event_bodies.changed(body, change), snapshot
         )
+        if change.error is not None:
+            self.give_up(change.event_id, change.error, change.changed_at)
+        return is_new
+
+    def give_up(self, event_id: str, error: str, given_up_at: float) -> bool:
+        """Say why an event will not be described; one that is not here yet is told when it comes.
+
+        False when it is described, or has an error, already.
+        """
+
+        def join(body: Body | None) -> Body | None:
+            if body is not None:
+                return event_bodies.given_up(body, error, given_up_at)
+            keep_fate(self._database, event_id, error, given_up_at)
+            return None
+
+        return self._put("failed", event_id, join, None)
+
+    def give_up_lost(self, before: float, error: str) -> int:
+        """Say so of the events that have waited since before that time (unix seconds); how many."""
+        query = "SELECT id FROM events WHERE is_pending AND captured_at < ? LIMIT ?"
+        with self._lock:
+            rows = self._database.execute(query, (before, _MOST_LOST)).fetchall()
+        return sum(self.give_up(event_id, error, time.time()) for (event_id,) in rows)
 
     def _put(
         self, kind: Kind, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None
@@ -91,6 +123,10 @@ class EventStore:
                 after = join(body)
                 if after is not None:
                     self._store(kind, before, after, snapshot)
+                    fate = None if before else take_fate(self._database, event_id)
+                    known = fate and event_bodies.given_up(after, *fate)
+                    if known:
+                        self._store("failed", _read(self._database, event_id)[0], known, None)
         except sqlite3.Error as error:
             raise EventStoreError(f"the event {event_id} cannot be stored: {error}") from error
         if after is not None:
@@ -234,6 +270,7 @@ def _replace(database: sqlite3.Connection, before: int | None, body: Body) -> in
         "captured_at": body["captured_at"],
         "stored_at": time.time(),
         "is_described": body["description"] is not None,
+        "is_pending": body["described_at"] is None,
         "text": searchable(body),
         "body": msgspec.json.encode(body),
     }

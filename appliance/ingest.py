@@ -15,6 +15,7 @@ from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
 from appliance.courses import Courses, Teller
 from appliance.device_sharing import share_device, stand_back
+from appliance.fates import why_dropped
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
@@ -195,6 +196,7 @@ class VisionWorker:
             camera.num_refused += 1
             self._producer.count_drop("refused")
             logger.warning("camera=%s job=%s was not queued: %s", camera.name, job_id, error)
+            self._teller.tell(self._courses.begin(observation, job_id, why_dropped("refused")))
             return
         self._teller.tell(self._courses.begin(observation, job_id))
 

@@ -144,7 +144,8 @@ class EventChange(msgspec.Struct, frozen=True, kw_only=True):
 
     An event is one observation, and `event_id` is the id of its `DescribeJob`. Every change carries all that
     is known, so that the newest alone suffices; `num` counts them from 0, and a late one is told by it.
-    `captured_at` and `detections` are of the frame that began it, `changed_at` is in unix seconds too.
+    `captured_at` and `detections` are of the frame that began it, `changed_at` is in unix seconds too. With
+    an `error` it will have no description.
     """
 
     event_id: str
@@ -160,6 +161,7 @@ class EventChange(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     detections: list[dict[str, Any]]
     zones: list[str]
+    error: str | None = None
 
 
 CAMERA_STATES = (

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -17,6 +18,7 @@ from appliance.camera_control import CameraControl, reload_from, start_worker
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
+from appliance.fates import LOST, LOST_AFTER_S, why_dropped
 from appliance.file_lock import FileInUseError, sole_use
 from appliance.jobs import Description, decode_change, decode_description
 from appliance.ladder import Ladder
@@ -37,6 +39,7 @@ READ_BLOCK_MS = 1000
 WATCH_EVERY_S = 1.0
 STORE_AGAIN_S = 5.0
 POLL_S = 0.1
+LOOK_FOR_LOST_S = 30.0
 
 
 def run_serve(
@@ -94,6 +97,7 @@ class _Service:
         self._consumer = JobConsumer(url, settings.queue)
         self._results = ResultReader(url, settings.queue)
         self._told = ResultReader(url, settings.queue, stream=settings.queue.told)
+        self._dropped = ResultReader(url, settings.queue, stream=settings.queue.dropped)
         self._describer = self._create_describer()
         self._app = self._create_app()
 
@@ -111,12 +115,15 @@ class _Service:
         await self._stack.enter_async_context(self._consumer)
         await self._stack.enter_async_context(self._results)
         await self._stack.enter_async_context(self._told)
+        await self._stack.enter_async_context(self._dropped)
         server, events = ApiServer(self._app, self._settings.server), self._events
         await run_beside(
             _serve_http(server, listener),
             self._describer.run(),
-            _follow(self._results, lambda body: events.add(decode_description(body)), events),
-            _follow(self._told, lambda body: events.change(decode_change(body)), events),
+            _follow(self._results, lambda result: events.add(decode_description(result.body)), events),
+            _follow(self._told, lambda told: events.change(decode_change(told.body)), events),
+            _follow(self._dropped, lambda dropped: _give_up(events, dropped), events),
+            _give_up_lost(events),
             self._outputs.run(),
             _announce(server, self._board, on_ready),
         )
@@ -184,7 +191,7 @@ def _open_outputs(settings: Settings, events: EventStore) -> Outputs:
         raise SettingsError(str(error)) from None
 
 
-async def _follow(reader: ResultReader, store: Callable[[bytes], object], events: EventStore) -> None:
+async def _follow(reader: ResultReader, store: Callable[[Result], object], events: EventStore) -> None:
     """Stores all that comes by a stream, also from other appliances and before this one started."""
     # why: what the store has forgotten must not come in again with the next start.
     mark = f"{reader.stream} of {reader.outage.url}"
@@ -202,11 +209,29 @@ async def _follow(reader: ResultReader, store: Callable[[bytes], object], events
             await asyncio.sleep(STORE_AGAIN_S)
 
 
-def _store_result(reader: ResultReader, result: Result, store: Callable[[bytes], object]) -> None:
+def _store_result(reader: ResultReader, result: Result, store: Callable[[Result], object]) -> None:
     try:
-        store(result.body)
+        store(result)
     except ValueError as error:
         logger.warning("job=%s: what %s says is not known: %s", result.job_id, reader.stream, error)
+
+
+def _give_up(events: EventStore, dropped: Result) -> None:
+    dropped_at = int(dropped.entry_id.partition("-")[0]) / 1000
+    events.give_up(dropped.job_id, why_dropped(dropped.body.decode(errors="replace")), dropped_at)
+
+
+async def _give_up_lost(events: EventStore) -> None:
+    """Tell events of whose job nothing is heard any more, as when Redis came back empty."""
+    while True:
+        try:
+            number = await asyncio.to_thread(events.give_up_lost, time.time() - LOST_AFTER_S, LOST)
+        except EventStoreError as error:
+            logger.error("%s", error)
+        else:
+            if number:
+                logger.warning("%d events lost their jobs and stay undescribed", number)
+        await asyncio.sleep(LOOK_FOR_LOST_S)
 
 
 def _keep(events: EventStore, description: Description, jpeg: bytes) -> None:

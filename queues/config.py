@@ -59,6 +59,11 @@ class QueueConfig:
         return self.key("told")
 
     @property
+    def dropped(self) -> str:
+        """Name of the stream that tells which jobs get no result, and why."""
+        return self.key("dropped")
+
+    @property
     def dead(self) -> str:
         """Name of the dead-letter stream."""
         return self.key("dead")

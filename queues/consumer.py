@@ -151,6 +151,8 @@ class JobConsumer:
             _milliseconds(config.visibility_s - pause_s),
             error,
             config.dead_max_len,
+            delivery.job.job_id,
+            delivery.job.key,
         )
         return bool(answer == 1)
 
@@ -159,7 +161,8 @@ class JobConsumer:
 
         Waits through an outage as `finish` does.
         """
-        answer = await self._settle(scripts.DROP, delivery, len(delivery.job.body), reason)
+        job = delivery.job
+        answer = await self._settle(scripts.DROP, delivery, len(job.body), reason, job.job_id, job.key)
         return bool(answer == 1)
 
     async def status(self) -> QueueStatus:

@@ -40,6 +40,11 @@ local function is_late(job, now)
   return deadline_ms and deadline_ms <= now
 end
 
+-- Tells readers of a job that gets no result. Called after its removal: a full memory allows growing then.
+local function tell_dropped(job_id, key, reason)
+  redis.call('XADD', own('dropped'), 'MAXLEN', '~', 1000, '*', 'job_id', job_id, 'key', key, 'body', reason)
+end
+
 local function fields_of(entry)
   local fields = {}
   for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
@@ -59,6 +64,7 @@ local function bury(entry_id, job, times, reason, max_len)
   redis.call('XADD', dead, 'MAXLEN', '~', max_len, '*', 'job_id', job.job_id, 'key', job.key,
     'times_delivered', times, 'reason', reason, 'created_at', job.created_at, 'body', job.body)
   count('dropped:dead', 1)
+  tell_dropped(job.job_id, job.key, 'dead: ' .. reason)
 end
 
 local function held_by_us(entry_id)
@@ -112,6 +118,7 @@ local function drop_waiting(key, entry_id, reason)
   if job then remove(entry_id, size) end
   if job and is_late(job, now_ms()) then reason = 'expired' end
   count('dropped:' .. reason, 1)
+  if job then tell_dropped(job.job_id, key, reason) end
   return job, size
 end
 

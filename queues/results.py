@@ -12,7 +12,8 @@ class ResultReader:
     """Follows the results of one queue; any number of readers see all of them.
 
     The server keeps about the newest `result_max_len`. `async with ResultReader(url) as reader`, or `start`
-    and `close`. With `stream=config.told` it follows what producers tell instead.
+    and `close`. With `stream=config.told` it follows what producers tell instead, with `config.dropped`
+    which jobs get no result: the body is the reason as `QueueStatus.dropped` counts it, or `dead: ` and more.
     """
 
     def __init__(self, url: str, config: QueueConfig | None = None, *, stream: str | None = None) -> None:

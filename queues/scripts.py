@@ -90,6 +90,7 @@ while may_drop and is_over() do
   local victim = heaviest(length + 1 > max_len)
   if not victim then
     count('dropped:overflow', 1)
+    tell_dropped(job_id, key, 'overflow')
     return 1
   end
   local _, size = drop_waiting(victim, redis.call('ZRANGE', line(victim), 0, 0)[1], 'overflow')
@@ -184,6 +185,7 @@ for _, entry in ipairs(reply[2]) do
   elseif is_late(job, now) then
     remove(entry[1], #job.body)
     count('dropped:expired', 1)
+    tell_dropped(job.job_id, job.key, 'expired')
   elseif times > max_deliveries then
     bury(entry[1], job, times - 1, 'its workers died or fell silent', dead_max_len)
   else
@@ -218,7 +220,8 @@ return 1
 FAIL = (
     BOOKS
     + """
--- ARGV: entry_id, times_delivered, max_deliveries, idle_ms (how silent it shall look), reason, dead_max_len.
+-- ARGV: entry_id, times_delivered, max_deliveries, idle_ms (how silent it shall look), reason, dead_max_len,
+-- job_id, key.
 -- Returns 1 to be delivered again, 0 buried or gone, -1 when another worker has it.
 local entry_id, times = ARGV[3], tonumber(ARGV[4])
 if not held_by_us(entry_id) then return -1 end
@@ -226,6 +229,7 @@ local entry = entry_of(entry_id)
 if not entry then
   redis.call('XACK', stream, group, entry_id)
   count('dropped:expired', 1)
+  tell_dropped(ARGV[9], ARGV[10], 'expired')
   return 0
 end
 if times >= tonumber(ARGV[5]) then
@@ -241,11 +245,12 @@ return 1
 DROP = (
     BOOKS
     + """
--- Ends a job that is not worth an answer any more. ARGV: entry_id, size, reason.
+-- Ends a job that is not worth an answer any more. ARGV: entry_id, size, reason, job_id, key.
 -- Returns 1 dropped, 0 when another worker has it.
 if not held_by_us(ARGV[3]) then return 0 end
 remove(ARGV[3], ARGV[4])
 count('dropped:' .. ARGV[5], 1)
+tell_dropped(ARGV[6], ARGV[7], ARGV[5])
 return 1
 """
 )
@@ -358,7 +363,7 @@ FORGET = (
     + """
 -- Deletes all that the queue keeps, but for the ids of its jobs, which expire.
 forget_lines()
-redis.call('DEL', unpack(KEYS))
+redis.call('DEL', own('told'), own('dropped'), unpack(KEYS))
 return 1
 """
 )

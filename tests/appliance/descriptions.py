@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from appliance.jobs import Description
+import msgspec
+
+from appliance.jobs import Description, EventChange
 
 
 def description(job_id: str, **changes: Any) -> Description:
@@ -23,3 +25,10 @@ def description(job_id: str, **changes: Any) -> Description:
         "text": "A person walks.",
     }
     return Description(job_id=job_id, **(fields | changes))
+
+
+def begun(event_id: str, captured_at: float = 1_700_000_000.0, **changes: Any) -> EventChange:
+    """The first change of the same event; `changes` replace its fields."""
+    fields = msgspec.to_builtins(description(event_id))
+    fields |= {"event_id": event_id, "num": 0, "state": "new", "captured_at": captured_at}
+    return msgspec.convert(fields | {"changed_at": captured_at} | changes, EventChange)

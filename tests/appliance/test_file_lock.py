@@ -37,7 +37,9 @@ def test_another_process_is_named_and_its_kill_frees_the_file(tmp_path: Path) ->
         try:
             for name in (path, link / "events.db"):
                 with (
-                    pytest.raises(SettingsError, match=rf"events\.path: \S+ is in use by process {other.pid}"),
+                    pytest.raises(
+                        SettingsError, match=rf"events\.path: \S+ is in use by process {other.pid}"
+                    ),
                     sole_events(settings_of(name)),
                 ):
                     pass

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from queues import Delivery, EmbeddedServer, JobConsumer, JobProducer, forget_queue
+from queues import Delivery, EmbeddedServer, JobConsumer, JobProducer, ResultReader, forget_queue
 from tests.queues.helpers import FAST, die, make_job, raw_client
 
 QUIET = [f"quiet-{number}" for number in range(7)]
@@ -259,3 +259,7 @@ async def test_the_books_hold_whatever_happens(server: EmbeddedServer) -> None:
     assert status.num_put == num_put
     assert status.num_put == status.num_done + status.num_dropped + status.depth + status.pending
     assert {"replaced", "expired", "overflow", "end"} <= set(status.dropped)
+    async with ResultReader(server.url, config, stream=config.dropped) as reader:
+        told = await reader.read("0-0", max_results=1000)
+    assert len({dropped.job_id for dropped in told}) == len(told)
+    assert Counter(dropped.body.decode().partition(":")[0] for dropped in told) == status.dropped

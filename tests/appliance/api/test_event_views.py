@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from appliance.fates import why_dropped
 from tests.appliance.api.serving import Running, Servers, wait_until
-from tests.appliance.descriptions import description
+from tests.appliance.descriptions import begun, description
 
 SSE = {"Accept": "text/event-stream"}
 
@@ -202,6 +203,18 @@ def test_a_late_description_comes_again(filled: Running) -> None:
     follower.wait_for("4", "4")
     assert [event["description"] for _, event in follower.events] == [None, "A person walks."]
     assert listed(filled, limit=1000) == ["4", "cam/3:x", "2", "1"]
+
+
+def test_an_event_without_a_description_says_why(filled: Running) -> None:
+    """A8: a job that was dropped is told on the stream and in the list; the page shows these words."""
+    follower = Follower(filled)
+    filled.events.change(begun("5"))
+    filled.events.give_up("5", why_dropped("replaced"), 1_700_000_002.0)
+    wait_until(lambda: len(follower.ids) >= 1 and follower.events[-1][1]["error"], "the reason")
+    event = httpx.get(f"{filled.url}/v1/events/5").json()
+    assert event == follower.events[-1][1]
+    assert (event["description"], event["state"]) == (None, "new")
+    assert event["error"].startswith("replaced: a newer frame")
 
 
 def test_a_burst_arrives_whole_and_in_order(filled: Running) -> None:

@@ -131,7 +131,7 @@ def test_health_of_an_engine_that_is_frozen(http: httpx.Client, server: Running,
 
 
 async def a_queue() -> QueueStatus:
-    return QueueStatus(3, 1, 0, 999, 9, 5, 0, 0, 1.5)
+    return QueueStatus(3, 1, 2, 999, 9, 5, 0, 0, 1.5, {"dead": 2})
 
 
 async def no_queue() -> QueueStatus:
@@ -139,9 +139,10 @@ async def no_queue() -> QueueStatus:
 
 
 def test_health_with_a_queue(servers: Servers) -> None:
+    """Q3: dead letters are told where people look first."""
     running = servers.start(queue_status=a_queue)
     queue = httpx.get(f"{running.url}/health").json()["queue"]
-    assert (queue["status"], queue["depth"], queue["pending"]) == ("ok", 3, 1)
+    assert (queue["status"], queue["depth"], queue["pending"], queue["dead"]) == ("ok", 3, 1, 2)
     servers.stop(running)
 
 

@@ -88,7 +88,7 @@ async def test_a_bad_event_does_not_hold_up_the_others(
 ) -> None:
     """Whoever is refused for too long is a dead letter, with the reason; put back, it is sent again."""
     receiver.answer = lambda post: (400 if post.data["id"] == "bad" else 200, {})
-    async with run_outputs(webhooks=[webhook(receiver, give_up_after_s=0.2)]):
+    async with run_outputs(webhooks=[webhook(receiver, give_up_after_s=1.0)]):
         for name in ("bad", "1", "2"):
             store.add(description(name))
         await sent(store, 2)
