@@ -93,15 +93,15 @@ def choose_runs(logits: Tensor, choosers: Many[TokenChooser], proposals: Many[tu
         proposals: Of each sequence, what it may say next.
     """
     is_sound = logits.amax(dim=-1).isfinite().tolist()
-    if not any(proposals):
-        choices = choose(logits, choosers)
-        runs = [Run(failed=None if sound else NOT_FINITE) for sound in is_sound]
-        for index, run in enumerate(runs):
-            _take(run, choices, index)
-        return runs
-    first_rows = [0, *accumulate(1 + len(proposed) for proposed in proposals)]
-    runs = [Run(failed=None if is_sound[row] else NOT_FINITE) for row in first_rows[:-1]]
-    alive, depth = list(range(len(runs))), 0
+    first_rows = list(accumulate((1 + len(proposed) for proposed in proposals[:-1]), initial=0))
+    runs = [Run(failed=None if is_sound[row] else NOT_FINITE) for row in first_rows]
+    if any(proposals):
+        greedy = [index for index, each in enumerate(choosers) if each.is_plain and each.params.is_greedy]
+        best = logits.argmax(dim=-1).tolist() if greedy else []
+        for index in greedy:
+            row = first_rows[index]
+            runs[index].token_ids = _agreed(best[row:], proposals[index], is_sound[row:])
+    alive, depth = [index for index, run in enumerate(runs) if not run.token_ids], 0
     while alive:
         rows = [first_rows[index] + depth for index in alive]
         own = logits if len(rows) == len(logits) else logits[rows]
@@ -109,12 +109,18 @@ def choose_runs(logits: Tensor, choosers: Many[TokenChooser], proposals: Many[tu
         for place, index in enumerate(alive):
             _take(runs[index], choices, place)
         alive = [
-            index
-            for index in alive
-            if _goes_on(runs[index], proposals[index], depth) and is_sound[first_rows[index] + depth + 1]
+            i for i in alive if _goes_on(runs[i], proposals[i], depth) and is_sound[first_rows[i] + depth + 1]
         ]
         depth += 1
     return runs
+
+
+def _agreed(best: Many[int], proposed: tuple[int, ...], is_sound: Many[bool]) -> list[int]:
+    """The best tokens of a sequence's rows as far as they count, without anything to be done on the way."""
+    count = 0
+    while count < len(proposed) and best[count] == proposed[count] and is_sound[count + 1]:
+        count += 1
+    return list(best[: count + 1])
 
 
 def _take(run: Run, choices: "Choices", row: int) -> None:
