@@ -7,11 +7,12 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import redis
 
-from appliance.jobs import CameraStatus, asked_key, frame_key, status_key
+from appliance.jobs import CameraStatus, asked_key, frame_key, status_key, watched_key
 from queues import QueueConfig, connect, connect_async
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 FRAME_TTL_S = 30
 STATUS_TTL_S = 15
 ASKED_TTL_S = 15
+WATCHED_TTL_S = 5
 OUTAGE_PAUSE_S = 1.0
 _TIMES = QueueConfig(command_timeout_s=2.0)
 
@@ -43,21 +45,31 @@ class BoardWriter:
 
     def take_asked(self, cameras: Sequence[str]) -> dict[str, str]:
         """The oldest event id of each camera that a description was asked for of; nothing in an outage."""
+        ids = self._of_each(cameras, lambda pipeline, camera: pipeline.lpop(asked_key(camera)))
+        return {camera: found.decode() for camera, found in ids.items()}
+
+    def watched(self, cameras: Sequence[str]) -> frozenset[str]:
+        """The cameras whose frames somebody asked for within the last 5 s; none in an outage."""
+        found = self._of_each(cameras, lambda pipeline, camera: pipeline.exists(watched_key(camera)))
+        return frozenset(found)
+
+    def close(self) -> None:
+        """Closes the connection; what was written expires by itself."""
+        self._redis.close()
+
+    def _of_each(self, cameras: Sequence[str], ask: Callable[[Any, str], object]) -> dict[str, Any]:
+        """What Redis says of each camera, in one round trip, without those of which it says nothing."""
         if not cameras or self._clock() < self._quiet_until:
             return {}
         try:
             with self._redis.pipeline(transaction=False) as pipeline:
                 for camera in cameras:
-                    pipeline.lpop(asked_key(camera))
-                ids = pipeline.execute()
+                    ask(pipeline, camera)
+                answers = pipeline.execute()
         except (redis.RedisError, OSError) as error:
             self._pause(error)
             return {}
-        return {camera: found.decode() for camera, found in zip(cameras, ids, strict=True) if found}
-
-    def close(self) -> None:
-        """Closes the connection; what was written expires by itself."""
-        self._redis.close()
+        return {camera: answer for camera, answer in zip(cameras, answers, strict=True) if answer}
 
     def _pause(self, error: Exception) -> None:
         self._quiet_until = self._clock() + OUTAGE_PAUSE_S
@@ -93,11 +105,17 @@ class BoardReader:
         ]
 
     async def frame(self, camera: str) -> bytes | None:
-        """The camera's newest frame as JPEG; None when there is none yet, or no such camera."""
+        """The camera's newest frame as JPEG; None when there is none yet, or no such camera.
+
+        Who asks again within 5 s gets frames that are newer: the worker is told that somebody is looking.
+        """
         if camera not in self.names:
             return None
         try:
-            value = await self._redis.get(frame_key(camera))
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.set(watched_key(camera), 1, ex=WATCHED_TTL_S)
+                pipeline.get(frame_key(camera))
+                _, value = await pipeline.execute()
         except (redis.RedisError, OSError):
             return None
         return value if isinstance(value, bytes) else None

@@ -11,11 +11,13 @@ from appliance.reader import CameraReader, FrameRate, Patience
 from appliance.viewing import privacy_masks
 from vision.errors import SourceError
 from vision.options import SourceOptions, StreamConfig
+from vision.reach import check_reach
 from vision.sources import FrameSource, open_source
 from vision.urls import is_stream, redact
 
 DEFAULT_FPS = 10.0
 GRACE_S = 10.0
+REACH_S = 1.5
 
 
 class Camera:
@@ -82,6 +84,8 @@ class Camera:
         )
 
     def _open(self) -> FrameSource:
+        if self.reader.error is not None:
+            check_reach(self.settings.source, min(REACH_S, self.settings.stream.open_s))
         return open_source(
             self.settings.source, camera=self.name, realtime=True, options=source_options(self.settings)
         )

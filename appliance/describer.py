@@ -95,6 +95,13 @@ def prompt_text(messages: list[dict[str, Any]]) -> str:
     return "".join(part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in parts)
 
 
+def scale_images(messages: list[dict[str, Any]], scale: float) -> None:
+    """Ask for so much of the size to which some families enlarge every picture, however small it comes."""
+    for part in messages[0]["content"]:
+        if part["type"] == "image" and scale < 1:
+            part["scale"] = scale
+
+
 class Describer:
     """Runs until cancelled; at most `concurrency` descriptions are with the engine at once.
 
@@ -258,6 +265,7 @@ class Describer:
         )
         if job.answer_schema is not None:
             task.max_tokens = FORM_FACTOR * self._ladder.rungs[0].max_tokens
+        scale_images(messages, task.rung.scale)
         text, error, last = None, None, TokenEvent("")
         try:
             text, last = await self._generate(task, messages, _form_of(job))

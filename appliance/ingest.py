@@ -35,7 +35,9 @@ from vision.types import Frame, Observation
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
-FRAME_EVERY_S = 0.2
+# why: a JPEG costs as much as decoding the frame did; a lone request gets one that is a second old at most.
+FRAME_EVERY_S = 1.0
+WATCHED_FRAME_EVERY_S = 0.2
 FRAME_SIDE = 1280
 FRAME_QUALITY = 85
 IDLE_WAIT_S = 0.25
@@ -64,6 +66,7 @@ class VisionWorker:
         self._board = BoardWriter(redis_url)
         self._courses, self._teller = Courses(), Teller(self._producer)
         self._asked: dict[str, str] = {}
+        self._watched: frozenset[str] = frozenset()
         self._asked_at = float("-inf")
         self._reported_at = float("-inf")
 
@@ -174,16 +177,20 @@ class VisionWorker:
                 self._teller.tell(self._courses.end(camera.name))
 
     def _publish(self, result: FrameResult) -> None:
-        camera, frame = self._cameras[result.frame.camera], result.frame
+        camera = self._cameras[result.frame.camera]
         camera.rate.count()
         camera.num_detections += len(result.detections)
-        now = time.monotonic()
-        if now - camera.shown_at >= FRAME_EVERY_S:
-            camera.shown_at = now
-            self._board.write_frame(camera.name, encode_jpeg(shrink(frame.image, FRAME_SIDE), FRAME_QUALITY))
+        self._show(camera, result.frame)
         self._teller.tell(self._courses.see(result))
         if result.observation is not None:
             self._describe(camera, result.observation)
+
+    def _show(self, camera: Camera, frame: Frame) -> None:
+        now = time.monotonic()
+        every_s = WATCHED_FRAME_EVERY_S if camera.name in self._watched else FRAME_EVERY_S
+        if now - camera.shown_at >= every_s:
+            camera.shown_at = now
+            self._board.write_frame(camera.name, encode_jpeg(shrink(frame.image, FRAME_SIDE), FRAME_QUALITY))
 
     def _describe(self, camera: Camera, observation: Observation) -> None:
         job_id = f"{camera.name}-{camera.life_id}-{camera.reader.num_openings}-{observation.frame.index}"
@@ -206,6 +213,7 @@ class VisionWorker:
         if now - self._asked_at < ASKED_EVERY_S:
             return
         self._asked_at = now
+        self._watched = self._board.watched(tuple(self._cameras))
         free = [name for name in self._cameras if name not in self._asked]
         for name, event_id in self._board.take_asked(free).items():
             self._asked[name] = event_id

@@ -215,6 +215,11 @@ def asked_key(camera: str) -> str:
     return f"appliance:asked:{camera}"
 
 
+def watched_key(camera: str) -> str:
+    """The Redis key that is there while somebody looks at the camera's newest frame."""
+    return f"appliance:watched:{camera}"
+
+
 _job_encoder = msgspec.msgpack.Encoder()
 _job_decoder = msgspec.msgpack.Decoder(DescribeJob)
 _description_encoder = msgspec.json.Encoder()

@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 BACK_OFF_S = {
     # why: trying again a host that does not answer costs nothing, and a camera that returns is seen at once.
-    "connecting": (0.5, 1.0, 2.0),
-    "stalled": (0.5, 1.0, 2.0),
+    "connecting": (0.5, 1.0, 1.5),
+    "stalled": (0.5, 1.0, 1.5),
     "not_found": (1.0, 2.0, 5.0, 15.0, 30.0),
     "unsupported": (5.0, 15.0, 30.0, 60.0),
     # why: many cameras lock a user out after a few wrong passwords.
@@ -30,6 +30,7 @@ _STATES: tuple[tuple[type[SourceError], str], ...] = (
     (SourceNotFound, "not_found"),
     (SourceUnsupported, "unsupported"),
 )
+LEAST_WAIT_S = 0.25
 STEADY_AFTER_S = 10.0
 STALE_AFTER_S = 2.0
 LOG_AGAIN_S = 600.0
@@ -212,7 +213,7 @@ class CameraReader:
                 return
             if self._is_current(attempt):
                 failures = 0 if self._was_steady(attempt) else failures + 1
-                self._wait_after(error, failures)
+                self._wait_after(attempt, error, failures)
 
     def _was_steady(self, attempt: _Attempt) -> bool:
         return self.last_frame_at is not None and self.last_frame_at - attempt.started_at > STEADY_AFTER_S
@@ -254,7 +255,7 @@ class CameraReader:
         self._state, self.error, self._logged = "running", None, ("", float("-inf"))
         self._on_frame()
 
-    def _wait_after(self, error: Exception, failures: int) -> None:
+    def _wait_after(self, attempt: _Attempt, error: Exception, failures: int) -> None:
         is_known = isinstance(error, SourceError)
         lost = "stalled" if self.num_read else "connecting"
         state = next((name for kind, name in _STATES if isinstance(error, kind)), lost)
@@ -262,8 +263,13 @@ class CameraReader:
         self.error = redact(str(error) if is_known else f"{type(error).__name__}: {error}")
         # why: what has worked before is likely on its way back, whatever its server says meanwhile.
         is_returning = is_known and state != "auth_failed" and self.num_read
-        waits = BACK_OFF_S["stalled" if is_returning else state if is_known else "unsupported"]
+        kind = "stalled" if is_returning else state if is_known else "unsupported"
+        waits = BACK_OFF_S[kind]
         wait_s = waits[min(failures, len(waits) - 1)] * random.uniform(0.5, 1.0)
+        if kind in ("connecting", "stalled"):
+            # why: what was waited for in vain counts, so that a host that gives no answer is asked as often.
+            spent_s = time.monotonic() - attempt.started_at
+            wait_s = max(min(LEAST_WAIT_S, wait_s), wait_s - spent_s)
         self._log(self.error, wait_s)
         self._quiet_since = None
         self._stopping.wait(wait_s)

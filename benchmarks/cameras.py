@@ -1,8 +1,9 @@
 """CPU time of eight cameras: the vision worker beside ultralytics' own stream loader, on the same streams.
 
-Serves 720p H.264 over RTSP on loopback from a process of its own, lets each side look at it for a while with
-the same detector, and prints JSON: frames that were detected in, CPU seconds of the side's process, and CPU
-milliseconds a frame. The worker's time includes tracking, triggers, jobs and the newest frame as JPEG.
+Serves a drawn street in 720p H.264 over RTSP on loopback from a process of its own, lets each side look at it
+for a while with the same detector, and prints JSON: frames that were detected in, CPU seconds of the side's
+process, and CPU milliseconds a frame. The worker's time includes tracking, triggers and jobs. `--model` is
+the worker's detector (an export, say); ultralytics has the bundled one, or the same with `--model-of-both`.
 
     python benchmarks/cameras.py --cameras 8 --fps 5 --seconds 30
 """
@@ -19,16 +20,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+START_S = 30.0
 WARM_UP_S = 5.0
+SECONDS_OF_VIDEO = 10
 
 
 def serve(args: argparse.Namespace) -> None:
     from tests.vision.rtsp_server import RtspServer, encoded
+    from vision.scenes import SceneStream
 
-    size = (args.width, args.height)
-    with RtspServer(
-        video=encoded(size, num=5 * args.camera_fps, fps=args.camera_fps), fps=args.camera_fps
-    ) as server:
+    stream = SceneStream("street", 7, float(args.camera_fps), (args.width, args.height))
+    pictures = [stream.frame(index)[0] for index in range(SECONDS_OF_VIDEO * args.camera_fps)]
+    with RtspServer(video=encoded(fps=args.camera_fps, pictures=pictures), fps=args.camera_fps) as server:
         print(server.url(), flush=True)
         sys.stdin.read()
 
@@ -39,20 +42,21 @@ def run_worker(args: argparse.Namespace) -> dict:
     from queues import EmbeddedServer
 
     cameras = {f"cam{i}": {"source": args.url, "fps": args.fps} for i in range(args.cameras)}
-    detector = {"device": "cpu", "imgsz": args.imgsz}
+    detector = {"device": "cpu", "imgsz": args.imgsz, "model": args.model}
     with EmbeddedServer() as redis:
         worker = VisionWorker(load_settings(None, {"detector": detector, "cameras": cameras}), redis.url)
         stop = threading.Event()
         thread = threading.Thread(target=worker.run, args=(stop,))
         thread.start()
-        counted = measured(args, lambda: sum(c.status().num_frames for c in worker._cameras.values()))
-        stop.set()
-        thread.join()
-    return counted
+        try:
+            return measured(args, lambda: sum(c.status({}).num_frames for c in worker._cameras.values()))
+        finally:
+            # why: the worker outlives a Redis that ends first, and writes a line a second about it.
+            stop.set()
+            thread.join()
 
 
 def run_ultralytics(args: argparse.Namespace) -> dict:
-    from appliance.settings import BUNDLED_DETECTOR
     from vision.ultralytics_quiet import import_ultralytics
 
     num_frames = 0
@@ -60,7 +64,7 @@ def run_ultralytics(args: argparse.Namespace) -> dict:
 
     def predict(streams: str) -> None:
         nonlocal num_frames
-        model = import_ultralytics().YOLO(BUNDLED_DETECTOR)
+        model = import_ultralytics().YOLO(args.model, task="detect")
         stride = max(1, round(args.camera_fps / args.fps))
         for _ in model.predict(streams, stream=True, imgsz=args.imgsz, vid_stride=stride, verbose=False):
             num_frames += 1
@@ -80,7 +84,10 @@ def run_ultralytics(args: argparse.Namespace) -> dict:
 
 def measured(args: argparse.Namespace, num_frames) -> dict:
     """Frames and CPU seconds of this process while `args.seconds` pass, once frames have come for a while."""
+    deadline = time.monotonic() + START_S
     while num_frames() < args.cameras:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{num_frames()} frames of {args.cameras} cameras after {START_S:g} s")
         time.sleep(0.1)
     time.sleep(WARM_UP_S)
     frames, cpu_s, started_at = num_frames(), time.process_time(), time.monotonic()
@@ -100,6 +107,8 @@ SIDES = {"worker": run_worker, "ultralytics": run_ultralytics}
 
 
 def compare(args: argparse.Namespace) -> dict:
+    from appliance.settings import BUNDLED_DETECTOR
+
     here = [sys.executable, __file__, *sys.argv[1:]]
     results = {}
     with subprocess.Popen(
@@ -107,7 +116,9 @@ def compare(args: argparse.Namespace) -> dict:
     ) as server:
         url = server.stdout.readline().decode().strip()
         for side in SIDES:
-            done = subprocess.run([*here, "--side", side, "--url", url], check=True, stdout=subprocess.PIPE)
+            own = [] if side == "worker" or args.model_of_both else ["--model", str(BUNDLED_DETECTOR)]
+            command = [*here, "--side", side, "--url", url, *own]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             results[side] = json.loads(done.stdout.splitlines()[-1])
         server.stdin.close()
     ratio = results["worker"]["cpu_ms_per_frame"] / results["ultralytics"]["cpu_ms_per_frame"]
@@ -118,6 +129,8 @@ def compare(args: argparse.Namespace) -> dict:
 
 
 def main() -> None:
+    from appliance.settings import BUNDLED_DETECTOR
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -127,6 +140,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=720)
     parser.add_argument("--imgsz", type=int, default=320)
+    parser.add_argument("--model", default=str(BUNDLED_DETECTOR))
+    parser.add_argument("--model-of-both", action="store_true")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--side", choices=["serve", *SIDES])
     parser.add_argument("--url")

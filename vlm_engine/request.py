@@ -18,8 +18,10 @@ class GenerationRequest:
     Args:
         request_id: Unique among the requests that are running.
         messages: ``[{"role": …, "content": str | [{"type": "text", "text": str} |
-            {"type": "image", "image": PIL.Image} |
-            {"type": "video", "frames": [PIL.Image, …], "fps": float}]}]``.
+            {"type": "image", "image": PIL.Image, "scale": 1.0} |
+            {"type": "video", "frames": [PIL.Image, …], "fps": float}]}]``. ``scale`` (0 to 1, may be
+            missing) is the share of the size to which a family enlarges every picture; the least of a request
+            holds for all its images. Families that read a picture in its own size have no use for it.
         sampling: How tokens are chosen and when to end.
         priority: Interactive work goes before background work and may preempt it.
         expires_at: On the engine's clock, in seconds; a request that waits then, or whose images are

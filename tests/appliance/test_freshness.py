@@ -62,11 +62,12 @@ class Slow:
 
     def __init__(self, delay_s: float) -> None:
         self.delay_s = delay_s
-        self.sizes: list[tuple[int, int]] = []
+        self.sizes: list[tuple[tuple[int, int], float]] = []
         self._turn = asyncio.Lock()
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
-        self.sizes.append(request.messages[0]["content"][1]["image"].size)
+        part = request.messages[0]["content"][1]
+        self.sizes.append((part["image"].size, part.get("scale", 1.0)))
         async with self._turn:
             await asyncio.sleep(self.delay_s)
         yield TokenEvent(request.request_id, "A person.", finish_reason="stop")
@@ -195,7 +196,7 @@ async def test_quality_gives_way_and_comes_back(server: EmbeddedServer) -> None:
     assert by_level[0].rung == "full"
     assert (by_level[1].rung, by_level[1].width, by_level[1].height) == ("picture", 68, 45)
     assert (by_level[3].rung, by_level[3].width, by_level[3].max_tokens) == ("tokens", 48, 4)
-    assert {(96, 64), (68, 45), (48, 32)} == set(model.sizes)
+    assert {((96, 64), 1.0), ((68, 45), 0.71), ((48, 32), 0.5)} == set(model.sizes)
     assert described.descriptions[-1].quality.level == 0
     assert stats.by_rung["picture"] > 0
     assert sum(stats.by_rung.values()) == sum(s.num_values for s in stats.latency.values())

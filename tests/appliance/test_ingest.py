@@ -1,14 +1,16 @@
 """The vision worker against a real Valkey: jobs, newest frames, and how the cameras are doing."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from appliance.board import BoardReader, BoardWriter
 from appliance.ingest import VisionWorker
-from appliance.jobs import CameraStatus, decode_job
+from appliance.jobs import CameraStatus, decode_job, frame_key
 from appliance.settings import Settings, load_settings
 from queues import EmbeddedServer, JobConsumer, QueueUnavailable
 from tests.appliance.running import until
@@ -72,15 +74,38 @@ async def test_cameras_end_and_fail_each_by_themselves(server, monkeypatch, tmp_
     assert not thread.is_alive()
 
 
+async def test_frames_are_shown_more_often_while_somebody_looks(server, monkeypatch):
+    """One that nobody wants to see costs no JPEG."""
+    monkeypatch.setattr("appliance.ingest.FRAME_EVERY_S", 1e9)
+    chosen = settings("looks", desk="synthetic://street?seed=3&fps=10")
+    worker, stop = VisionWorker(chosen, server.url), threading.Event()
+    board, camera = BoardReader(server.url, tuple(chosen.cameras)), worker._cameras["desk"]
+    newest = partial(worker._board._redis.get, frame_key("desk"))
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    try:
+        shown = until(newest)
+        until(lambda: camera.rate.fps > 0 and camera.reader.num_read > 8)
+        assert newest() == shown
+        while await board.frame("desk") == shown:
+            await asyncio.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+        await board.close()
+
+
 async def test_the_board_knows_the_configured_cameras_only(server):
     writer, board = BoardWriter(server.url), BoardReader(server.url, ("front", "back"))
     writer.write_frame("front", b"jpeg")
     writer.write_frame("other", b"jpeg")
     writer.write_status(CameraStatus(name="front", state="running", num_frames=3))
 
+    assert writer.watched(("front", "back")) == set()
     assert await board.frame("front") == b"jpeg"
     assert await board.frame("back") is None
     assert await board.frame("other") is None
+    assert writer.watched(("front", "back", "other")) == {"front", "back"}
     assert [(s.name, s.state, s.num_frames) for s in await board.statuses()] == [
         ("front", "running", 3),
         ("back", "connecting", 0),
@@ -98,6 +123,7 @@ async def test_the_board_survives_an_outage(tmp_path: Path, caplog):
         for _ in range(20):
             writer.write_frame("front", b"jpeg")
         assert await board.frame("front") is None
+        assert writer.watched(("front",)) == set()
         assert [status.state for status in await board.statuses()] == ["connecting"]
         assert len(caplog.records) == 1
         server.ensure_running()

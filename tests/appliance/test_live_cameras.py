@@ -19,7 +19,8 @@ from appliance.jobs import CameraStatus
 from appliance.settings import load_settings
 from queues import EmbeddedServer
 from tests.appliance.running import until
-from tests.vision.rtsp_server import RtspServer, encoded
+from tests.vision.rtsp_server import Deaf, RtspServer, encoded
+from vision.pipeline import Pipeline
 
 HARD = "p@s/w?o#r:d"
 LEAK_ROUNDS = int(os.environ.get("APPLIANCE_TEST_LEAK_ROUNDS", "60"))
@@ -83,6 +84,17 @@ def test_a_camera_returns_with_another_size(caplog):
     assert status.num_openings == 2
     assert status.frame_age_s is not None
     assert "s3cret" not in caplog.text
+
+
+def test_a_host_that_was_switched_off_returns():
+    """V1: nothing answers, not even with a refusal; the camera is back soon after that changes."""
+    with RtspServer() as server, started(server.url(), stream=STREAM | {"open_s": 60.0}) as gate:
+        until(lambda: gate.reader.num_read > 3)
+        server.kill()
+        with Deaf(server.port):
+            until(lambda: gate.reader.error is not None and "gave no answer" in gate.reader.error)
+        server.revive()
+        until(state_is(gate, "running"), 30.0)
 
 
 def test_a_camera_that_falls_silent_is_opened_again():
@@ -164,9 +176,15 @@ def test_cameras_that_come_and_go_leave_nothing():
     assert num_threads <= 2
 
 
-def test_one_bad_camera_touches_no_other_and_no_password_is_told(caplog, capfd):
-    """V2, A2: a wrong password, a wrong host and a wrong path beside a camera that is well."""
+def test_one_bad_camera_touches_no_other_and_no_password_is_told(caplog, capfd, monkeypatch):
+    """V2, A2: a wrong password, a wrong host and a wrong path beside a camera that runs at its full rate.
+
+    V1: when that was away, in the same size too, its tracks are forgotten.
+    """
     caplog.set_level(logging.DEBUG)
+    forgotten: list[str] = []
+    reset = Pipeline.reset
+    monkeypatch.setattr(Pipeline, "reset", lambda *args: (forgotten.append(args[1]), reset(*args)))
     with RtspServer(login=("john.doe", HARD), fps=20) as server, EmbeddedServer() as redis:
         cameras = {
             "good": server.url(f"john.doe:{HARD}"),
@@ -186,7 +204,11 @@ def test_one_bad_camera_touches_no_other_and_no_password_is_told(caplog, capfd):
                 "off": "stopped",
             }
             until(lambda: {name: s.state for name, s in statuses(running).items()} == states)
-            until(lambda: statuses(running)["good"].num_frames > 10)
+            until(lambda: statuses(running)["good"].fps > 15)
+            assert not forgotten
+            server.kill()
+            server.revive()
+            until(lambda: forgotten == ["good"])
             told = [caplog.text, *capfd.readouterr(), *(repr(s) for s in statuses(running).values())]
 
     for text in told:

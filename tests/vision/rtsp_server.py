@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -19,12 +19,17 @@ MTU = 1200
 
 
 def encoded(
-    size: tuple[int, int] = (160, 96), num: int = 10, fps: int = 10, codec: str = "libx264"
+    size: tuple[int, int] = (160, 96),
+    num: int = 10,
+    fps: int = 10,
+    codec: str = "libx264",
+    pictures: Sequence[np.ndarray] | None = None,
 ) -> list[bytes]:
-    """Pictures with a moving block, one packet each, the first a key frame."""
-    width, height = size
+    """`pictures` (BGR), by default `num` with a moving block; one packet each, the first a key frame."""
+    pictures = pictures or list(_moving_block(size, num))
+    num, (height, width) = len(pictures), pictures[0].shape[:2]
     encoder = av.CodecContext.create(codec, "w")
-    encoder.width, encoder.height = size
+    encoder.width, encoder.height = width, height
     encoder.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
     encoder.time_base = Fraction(1, fps)
     if codec == "libx264":
@@ -34,13 +39,18 @@ def encoded(
             "x264-params": f"keyint={num}:bframes=0",
         }
     packets = []
-    for index in range(num):
-        image = np.full((height, width, 3), 90, np.uint8)
-        image[8:40, 4 + 6 * index : 36 + 6 * index] = (20, 60, 220)
+    for index, image in enumerate(pictures):
         frame = av.VideoFrame.from_ndarray(image, format="bgr24").reformat(format=encoder.pix_fmt)
         frame.pts = index
         packets += encoder.encode(frame)
     return [bytes(packet) for packet in packets + encoder.encode(None)]
+
+
+def _moving_block(size: tuple[int, int], num: int) -> Iterator[np.ndarray]:
+    for index in range(num):
+        image = np.full((size[1], size[0], 3), 90, np.uint8)
+        image[8:40, 4 + 6 * index : 36 + 6 * index] = (20, 60, 220)
+        yield image
 
 
 @dataclass
@@ -112,6 +122,28 @@ class RtspServer:
                 session.run()
         except (OSError, EOFError):
             return
+
+
+class Deaf:
+    """A port that gives no answer, as a host that is switched off: its line of connections is full."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=0)
+        self.port = self._listener.getsockname()[1]
+        self._waiting = [socket.socket() for _ in range(3)]
+        for one in self._waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", self.port))
+
+    def __enter__(self) -> "Deaf":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for one in (*self._waiting, self._listener):
+            one.close()
 
 
 def _hang_up(client: socket.socket) -> None:

@@ -10,9 +10,9 @@ import torch
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionConfig, Idefics3VisionEmbeddings
 
 from tests.checkpoints import tiny_idefics3, tiny_smolvlm
-from tests.vlm_engine.reference import Case, Family, images_of, run, sliced_features, stock_features
-from vlm_engine import EngineConfig
-from vlm_engine.errors import ModelLoadError
+from tests.vlm_engine.reference import Case, Family, drain, images_of, run, sliced_features, stock_features
+from vlm_engine import EngineConfig, GenerationRequest, SamplingParams
+from vlm_engine.errors import ModelLoadError, RequestError
 from vlm_engine.models import load_model
 from vlm_engine.models.smolvlm import learned_positions
 from vlm_engine.models.tile_tower import TileTower
@@ -94,6 +94,22 @@ def test_pictures_of_any_size_are_read(family: Family, size: tuple[int, int]) ->
     """Both processors scale every picture to whole tiles."""
     case = Case("x", (family.picture(3).resize(size), "What is this?"), 6)
     assert run(family.engine(max_num_batched_tokens=16), [case])["x"] == family.greedy(case)
+
+
+def test_a_smaller_scale_spares_tokens(family: Family) -> None:
+    """A picture is enlarged to whole tiles however small it comes; `scale` says to how many."""
+    case = Case("x", (family.picture(3, 12, 12), "What is this?"), 6)
+    messages = case.messages
+    messages[0]["content"][0]["scale"] = 0.5
+    full, small = family.model.prompts.prepare(case.messages), family.model.prompts.prepare(messages)
+    assert sum(run.length for run in small.placeholders) < sum(run.length for run in full.placeholders)
+    assert not {run.digest for run in small.placeholders} & {run.digest for run in full.placeholders}
+    engine = family.engine()
+    engine.add(GenerationRequest("x", messages, SamplingParams(max_tokens=4, ignore_eos=True)))
+    assert [event.error for event in drain(engine) if event.is_last] == [None]
+    messages[0]["content"][0]["scale"] = 0.0
+    with pytest.raises(RequestError, match="scale"):
+        family.model.prompts.prepare(messages)
 
 
 CHAT: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ import torch
 
 from vlm_engine.errors import ModelLoadError, RequestError
 from vlm_engine.models.base import PreparedPrompt
-from vlm_engine.models.messages import collect_images, image_digest, refuse_reserved_text
+from vlm_engine.models.messages import collect_images, image_digest, image_scale, refuse_reserved_text
 from vlm_engine.models.processing import ProcessorCall, not_special, run_starts
 from vlm_engine.models.tiles import tile_digest, tile_inputs
 from vlm_engine.request import Message
@@ -38,7 +38,9 @@ class InternVLPrompts:
         self._patch = int(config.vision_config.patch_size[0])
         self._scale = round(1 / config.downsample_ratio)
         self._tile_tokens = int(processor.image_seq_length)
-        self._check(processor.image_processor.size, tuple(config.vision_config.image_size))
+        images = processor.image_processor
+        self._least_tiles, self._most_tiles = int(images.min_patches), int(images.max_patches)
+        self._check(images.size, tuple(config.vision_config.image_size))
 
     def _check(self, size: Any, wanted: tuple[int, ...]) -> None:
         given = (size["height"], size["width"])
@@ -65,16 +67,22 @@ class InternVLPrompts:
         """
         refuse_reserved_text(messages, self._reserved)
         digests = [image_digest(image) for image, _ in collect_images(messages)]
-        ids, inputs = self._process(messages)
+        scale = image_scale(messages)
+        # why: it picks the tiles by a picture's shape, so that fewer pixels alone would spare few tokens.
+        most = max(self._least_tiles, round(self._most_tiles * scale**2))
+        cut = str(most) if most < self._most_tiles else ""
+        ids, inputs = self._process(messages, **({"max_patches": most} if cut else {}))
         tiles = tile_inputs(inputs.get("pixel_values"), self._patch, self._scale)
-        runs = self._placeholders(ids, digests)
+        runs = self._placeholders(ids, digests, cut)
         if len(runs) != len(tiles):
             raise RequestError(
                 f"the prompt has room for {len(runs)} tiles, its images are {len(tiles)}", field="messages"
             )
         return PreparedPrompt(ids, torch.arange(len(ids))[None], 0, runs, tiles)
 
-    def _placeholders(self, token_ids: list[int], digests: Sequence[bytes]) -> tuple[Placeholder, ...]:
+    def _placeholders(
+        self, token_ids: list[int], digests: Sequence[bytes], cut: str
+    ) -> tuple[Placeholder, ...]:
         """One for each tile; a run of image tokens holds all tiles of an image."""
         starts = run_starts(token_ids, self._image_token_id)
         if len(starts) != len(digests):
@@ -82,7 +90,7 @@ class InternVLPrompts:
                 f"the chat template placed {len(starts)} of {len(digests)} images", field="messages"
             )
         tiles = [
-            (start + tile * self._tile_tokens, tile_digest(digest, tile))
+            (start + tile * self._tile_tokens, tile_digest(digest, tile, cut))
             for start, digest in zip(starts, digests, strict=True)
             for tile in range(self._run_length(token_ids, start) // self._tile_tokens)
         ]

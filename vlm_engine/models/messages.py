@@ -59,6 +59,8 @@ def _checked(part: Any, field: str) -> dict[str, Any]:
     if kind == "text" and isinstance(part.get("text"), str):
         return part  # type: ignore[no-any-return]
     if kind == "image" and isinstance(part.get("image"), Image.Image):
+        if not 0 < part.get("scale", 1.0) <= 1:
+            raise RequestError("an image's scale is greater than 0 and at most 1", field=f"{field}.scale")
         return part  # type: ignore[no-any-return]
     if kind == "video":
         return _checked_video(part, field)
@@ -93,6 +95,11 @@ def collect_clips(messages: Sequence[Message]) -> list[Clip]:
         for field, part in walk_parts(messages)
         if part["type"] == "video"
     ]
+
+
+def image_scale(messages: Sequence[Message]) -> float:
+    """The smallest ``scale`` of the images of checked messages, 1 where none has one."""
+    return min((part.get("scale", 1.0) for _, part in walk_parts(messages)), default=1.0)
 
 
 def refuse_reserved_text(messages: Sequence[Message], reserved: Sequence[str]) -> None:

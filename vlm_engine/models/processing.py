@@ -39,8 +39,12 @@ class ProcessorCall:
         """Whether there may be videos among the messages."""
         return self._video_options is not None
 
-    def __call__(self, messages: Sequence[Message]) -> tuple[list[int], Any]:
+    def __call__(self, messages: Sequence[Message], **image_options: Any) -> tuple[list[int], Any]:
         """Tokens of checked messages, and the processor's output for their pixels.
+
+        Args:
+            messages: The conversation.
+            image_options: For the image processor, in place of the checkpoint's own.
 
         Raises:
             RequestError: The chat template cannot take the messages.
@@ -51,7 +55,7 @@ class ProcessorCall:
             raise ImageRejected("this model reads no videos; send its frames as images", field=clips[0].field)
         with self._lock:
             rendered = self._user_text.render(messages)
-            options = dict(self._options)
+            options = self._options | (image_options if images else {})
             if self._starts_with_bos(rendered.text):
                 options["add_special_tokens"] = False
             try:

@@ -19,6 +19,7 @@ from vlm_engine.models.messages import (
     collect_clips,
     collect_images,
     image_digest,
+    image_scale,
     refuse_reserved_text,
 )
 from vlm_engine.models.processing import ProcessorCall, run_starts
@@ -49,7 +50,10 @@ class SmolVLMPrompts:
         self._patch = int(config.vision_config.patch_size)
         self._scale = int(config.scale_factor)
         self._tile_tokens = int(processor.image_seq_len)
-        side = processor.image_processor.max_image_size["longest_edge"] // self._patch // self._scale
+        images = processor.image_processor
+        self._tile_side = int(images.max_image_size["longest_edge"])
+        self._full_side = int(images.size["longest_edge"])
+        side = self._tile_side // self._patch // self._scale
         if side**2 != self._tile_tokens:
             raise ModelLoadError(
                 f"the processor writes {self._tile_tokens} image tokens a tile, the model makes {side**2}"
@@ -76,11 +80,13 @@ class SmolVLMPrompts:
                 "this model reads images or videos in one request, not both; send the frames as images",
                 field=clips[0].field,
             )
-        ids, inputs = self._process([_in_parts(message) for message in messages])
+        options = self._smaller(image_scale(messages))
+        ids, inputs = self._process([_in_parts(message) for message in messages], **options)
         pixels = _tile_pixels(inputs.get("pixel_values"), clips)
         images = tile_inputs(pixels, self._patch, self._scale)
         starts = run_starts(ids, self._image_token_id)
-        names = _frame_digests(clips) if clips else self._tile_digests(ids, starts, digests)
+        cut = str(options.get("size", ""))
+        names = _frame_digests(clips) if clips else self._tile_digests(ids, starts, digests, cut)
         if len(starts) != len(images) or len(names) != len(images):
             raise RequestError("the chat template left out an image", field="messages")
         runs = tuple(
@@ -89,12 +95,23 @@ class SmolVLMPrompts:
         )
         return PreparedPrompt(ids, torch.arange(len(ids))[None], 0, runs, images)
 
-    def _tile_digests(self, ids: list[int], starts: list[int], digests: Sequence[bytes]) -> list[bytes]:
+    def _smaller(self, scale: float) -> dict[str, Any]:
+        """Options of the image processor for so much of the full size, in whole tiles.
+
+        why: it enlarges every picture to the full size, so that fewer pixels alone would spare no tokens.
+        """
+        num_tiles = max(1, round(self._full_side * scale / self._tile_side))
+        side = min(self._full_side, num_tiles * self._tile_side)
+        return {"size": {"longest_edge": side}} if side < self._full_side else {}
+
+    def _tile_digests(
+        self, ids: list[int], starts: list[int], digests: Sequence[bytes], cut: str
+    ) -> list[bytes]:
         """Digests of the tiles of images; none if there are more or fewer images than digests."""
         tiles = self._tiles(ids, starts)
         if len({image for image, _ in tiles}) != len(digests):
             return []
-        return [tile_digest(digests[image], tile) for image, tile in tiles]
+        return [tile_digest(digests[image], tile, cut) for image, tile in tiles]
 
     def _tiles(self, token_ids: list[int], starts: list[int]) -> list[tuple[int, int]]:
         """For each run its image and its number in it: an image's last run has a closing marker after it."""

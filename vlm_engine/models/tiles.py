@@ -7,9 +7,9 @@ from torch import Tensor
 from vlm_engine.models.base import ImageInput
 
 
-def tile_digest(image: bytes, tile: int) -> bytes:
-    """Digest of one tile of an image, from the image's digest and the tile's number."""
-    return hashlib.sha256(image + b"%d" % tile).digest()
+def tile_digest(image: bytes, tile: int, cut: str = "") -> bytes:
+    """Digest of one tile of an image, from the image's digest, the tile's number and how it was cut."""
+    return hashlib.sha256(image + b"%d" % tile + cut.encode()).digest()
 
 
 def tile_inputs(pixels: Tensor | None, patch: int, scale: int) -> tuple[ImageInput, ...]:
