@@ -102,6 +102,10 @@ def test_a_smaller_scale_spares_tokens(family: Family) -> None:
     messages = case.messages
     messages[0]["content"][0]["scale"] = 0.5
     full, small = family.model.prompts.prepare(case.messages), family.model.prompts.prepare(messages)
+    if family.name == "gemma3":
+        # why: a picture has one size there, and so many tokens.
+        assert small.token_ids == full.token_ids
+        return
     assert sum(run.length for run in small.placeholders) < sum(run.length for run in full.placeholders)
     assert not {run.digest for run in small.placeholders} & {run.digest for run in full.placeholders}
     engine = family.engine()
