@@ -146,12 +146,13 @@ def pictures() -> Iterator[Action]:
 
 @contextmanager
 def descriptions() -> Iterator[Action]:
-    """The engine's work on a frame, with the bundled model."""
+    """The engine's work on a frame, with the bundled model, and caches that are full after a few."""
     from appliance.images import image_from_bytes
     from appliance.settings import load_settings
     from vlm_engine import Engine, GenerationRequest, SamplingParams
 
-    settings = load_settings(None, {"engine": {"device": "cpu", "num_threads": 1}})
+    caches = {"kv_cache_tokens": 2048, "encoder_cache_tokens": 512}
+    settings = load_settings(None, {"engine": {"device": "cpu", "num_threads": 1} | caches})
     engine, seen = Engine(settings.engine), _jpegs()
 
     def turn(number: int) -> str:
