@@ -16,6 +16,7 @@ from appliance.camera import Camera, frame_rate
 from appliance.courses import Courses, Teller
 from appliance.device_sharing import share_device, stand_back
 from appliance.fates import why_dropped
+from appliance.heap import limit_arenas
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
@@ -237,6 +238,7 @@ def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -
     if not settings.cameras:
         raise SettingsError("cameras is empty: add one in --config")
     set_up_logging(logging.INFO)
+    limit_arenas()
     stop, worker = stop_on_signals(), VisionWorker(settings, settings.redis.address)
     if load is not None:
         signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, load))
@@ -280,6 +282,7 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     settings = Settings.model_validate_json(sys.stdin.readline())
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
+    limit_arenas()
     stand_back()
     try:
         worker = VisionWorker(begin_with(settings), settings.redis.address, stop)
