@@ -30,4 +30,5 @@ def num_arenas(limit: str) -> int:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator only")
 def test_threads_share_arenas() -> None:
-    assert num_arenas(LIMIT) <= 1 < 4 <= num_arenas("")
+    assert num_arenas(LIMIT) <= 1
+    assert num_arenas("") >= 3
