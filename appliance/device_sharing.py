@@ -62,16 +62,16 @@ def turn_config(settings: "Settings") -> TurnConfig | None:
 
 
 def stand_back() -> None:
-    """Leave the engine on this machine its cores: half of the threads, and a lower priority.
+    """Leave an engine that computes on this machine's cores half of them, and go last on the others.
 
     why: what the detector computes beside chats is late by a frame at most, a chat's token is seen.
     """
     import torch
 
-    from vlm_engine.beside import stand_aside
+    from vlm_engine.beside import stand_all_aside
 
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
-    stand_aside(NICE)
+    stand_all_aside(NICE)
 
 
 def share_device(detector: "Detector", settings: DetectorSettings) -> GateClient | None:
@@ -82,6 +82,7 @@ def share_device(detector: "Detector", settings: DetectorSettings) -> GateClient
     """
     if not settings.is_sharing or settings.gate is None:
         return None
-    gate = GateClient(settings.gate, None if settings.share_device == "on" else detector.device)
+    device = None if settings.share_device == "on" else detector.device
+    gate = GateClient(settings.gate, device, on_room=stand_back)
     detector.take_turns(gate)
     return gate

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
 from appliance.courses import Courses, Teller
-from appliance.device_sharing import share_device, stand_back
+from appliance.device_sharing import share_device
 from appliance.fates import why_dropped
 from appliance.heap import limit_arenas
 from appliance.logs import set_up_logging
@@ -283,7 +283,6 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
     limit_arenas()
-    stand_back()
     try:
         worker = VisionWorker(begin_with(settings), settings.redis.address, stop)
     except VisionError as error:

@@ -71,7 +71,7 @@ class AsyncEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         if self._engine is not None:
-            self._engine.runner.close()
+            await asyncio.to_thread(self._engine.runner.close)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:

@@ -19,20 +19,27 @@ NICE = 1
 """How much lower the side thread's priority is: the front and what chats wait for go first."""
 
 
-def stand_aside(niceness: int, thread_id: int = 0) -> None:
-    """Have a thread or process leave half of the machine's cores to what chats wait for; Linux only.
+def stand_aside(niceness: int, thread_id: int) -> None:
+    """Have a thread leave half of the machine's cores to what chats wait for; nothing happens but on Linux.
 
     why: a scheduler that balances load would have it share a core with a step again and again.
 
     Args:
         niceness: By how much its priority sinks.
-        thread_id: The thread's, or a process' id; 0 for the caller's.
+        thread_id: As `threading.get_native_id` tells it.
     """
     with suppress(OSError, AttributeError):
         cores = sorted(os.sched_getaffinity(thread_id))
         os.sched_setaffinity(thread_id, cores[len(cores) // 2 :])
         os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
-        if os.getsid(0) == os.getpid() and thread_id in (0, os.getpid()):
+
+
+def stand_all_aside(niceness: int) -> None:
+    """The same with all threads of this process, and those that they start."""
+    with suppress(OSError, AttributeError):
+        for thread_id in os.listdir("/proc/self/task"):
+            stand_aside(niceness, int(thread_id))
+        if os.getsid(0) == os.getpid():
             # why: where the kernel groups by session (sched_autogroup), niceness counts only inside of one
             Path("/proc/self/autogroup").write_text(str(niceness), encoding="ascii")
 
@@ -57,6 +64,8 @@ class SideThread(Generic[Result]):
         self._future: Future[Result] | None = None
 
     def _begin(self) -> None:
+        # why: the first thing that torch does in a thread is to give it as many as all others have
+        torch.get_num_threads()
         self._set_threads(1)
         stand_aside(NICE, threading.get_native_id())
 

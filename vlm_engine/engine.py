@@ -116,7 +116,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether any request is not finished, or a detector waits for its turn."""
-        return self.scheduler.has_work or self.scheduler.is_aside_busy
+        return self.scheduler.has_work or self.scheduler.is_aside_busy or bool(self._untold)
 
     def share_device(self, turns: TurnQueue, lend: Callable[[Turn], None]) -> None:
         """Let detectors have turns on the device between steps.
@@ -169,7 +169,7 @@ class Engine:
 
     def _finish_aside(self, request_id: str) -> None:
         """Wait for the side thread where it still works for an ended request of the same id."""
-        if any(sequence.parent_id == request_id for sequence in self.scheduler.aside.sequences):
+        if any(request_id in (s.parent_id, s.request_id) for s in self.scheduler.aside.sequences):
             self._untold += self._land()
 
     def _start(self, answers: Answers, index: int, preprocess_s: float = 0.0) -> None:
@@ -215,6 +215,8 @@ class Engine:
         if not plan.is_empty:
             self._aside_since_s = self._clock()
             self.runner.start_aside(plan)
+        else:
+            self.runner.forget_images(plan.evicted)
 
     def _land(self) -> list[TokenEvent]:
         """Take back what the side thread has done."""
@@ -303,6 +305,7 @@ class Engine:
             self.abort(request_id)
         if self.scheduler.is_aside_busy:
             self._land()
+        self._untold.clear()
         self.scheduler.pool.clear_cache()
         self.scheduler.counts.clear()
         self.scheduler.preemptions.clear()
@@ -343,7 +346,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Check all books against each other (AssertionError if off)."""
         self.scheduler.check_integrity()
-        if not self._sequences:
+        if not self._sequences and not self.scheduler.is_aside_busy:
             assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks, "blocks leaked"
             assert not self.scheduler.encoder_cache.num_held, "encoder entries leaked"
 

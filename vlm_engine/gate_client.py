@@ -10,6 +10,7 @@ from vlm_engine.gate_wire import (
     Ask,
     Grant,
     Hello,
+    NotShared,
     Release,
     ToGate,
     decode_to_detector,
@@ -33,6 +34,7 @@ class GateClient:
         device: Where the detector computes, as ``cpu`` or ``cuda:0``; None to share in any case.
         patience_s: Longest wait for an answer.
         retry_after_s: How long nobody is asked after a silence of the engine.
+        on_room: Called when the engine says that it leaves room beside its steps instead.
         clock: The machine's monotonic clock.
 
     Attributes:
@@ -47,13 +49,14 @@ class GateClient:
         *,
         patience_s: float = PATIENCE_S,
         retry_after_s: float = RETRY_AFTER_S,
+        on_room: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_ungated = 0
         self.is_shared = True
         self._address, self._device = address, device
         self._patience_s, self._retry_after_s = patience_s, retry_after_s
-        self._clock = clock
+        self._on_room, self._clock = on_room, clock
         self._socket: socket.socket | None = None
         self._turn: int | None = None
         self._num_untold = 0
@@ -110,6 +113,8 @@ class GateClient:
         if not isinstance(answer, Grant):
             self.is_shared = False
             self.close()
+            if isinstance(answer, NotShared) and answer.has_room:
+                self._on_room()
             return len(piece_ms)
         self._say_back()
         self._turn = answer.number

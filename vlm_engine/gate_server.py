@@ -112,7 +112,8 @@ class GateServer:
         if self._lent is not None:
             self._lent = None
             self.turns.books.counts["expired"] += 1
-            log.warning("detector %d kept the device for more than %.0f ms", peer.number, turn.lease_ms)
+            # why: one is no news where the machine is busy; the metrics count them
+            log.info("detector %d kept the device for more than %.0f ms", peer.number, turn.lease_ms)
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -156,7 +157,7 @@ class GateServer:
         if peer.is_sharing:
             self.turns.join(peer.number)
         else:
-            self._send(peer, NotShared())
+            self._send(peer, NotShared(has_room=self._device is None))
 
     def _ask(self, peer: _Peer, ask: Ask) -> None:
         if peer is self._lent:

@@ -46,7 +46,13 @@ class Grant(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotShared(msgspec.Struct, frozen=True, tag=True):
-    """The engine computes elsewhere; the detector need not ask again."""
+    """The engine computes elsewhere; the detector need not ask again.
+
+    Args:
+        has_room: It computes here, and leaves room beside its steps to who keeps to half of the cores.
+    """
+
+    has_room: bool = False
 
 
 ToGate = Hello | Ask | Release

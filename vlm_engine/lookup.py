@@ -40,7 +40,7 @@ class Lookup:
         found, place = newest(self._text, len(self._text) - TOKEN, end, self._shortest)
         if self._others is not None:
             elsewhere, followed = self._others.find(end, max(self._shortest, found + 1), most)
-            if elsewhere:
+            if followed:
                 return elsewhere, followed
         # why: where the text repeats itself up to its end, it goes on as it began
         period = len(token_ids) - place

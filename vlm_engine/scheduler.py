@@ -66,6 +66,7 @@ class Scheduler:
         self.side_budget = side_budget
         self._set_aside(StepPlan())
         self._leaving: list[Sequence] = []
+        self._chats_lack_room = False
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.counts: Counter[str] = Counter()
@@ -99,13 +100,11 @@ class Scheduler:
 
     @property
     def has_chat_tokens(self) -> bool:
-        """Whether a chat has tokens to compute that wait for no picture."""
+        """Whether a chat has tokens to compute and waits for no picture."""
         return any(s.is_interactive and self._can_compute(s) for s in (*self.running, *self.waiting))
 
     def _can_compute(self, sequence: Sequence) -> bool:
-        start = sequence.num_computed_tokens
-        images = sequence.images_between(start, start + 1)
-        return sequence not in self._aside_sequences and all(map(self._is_encoded, images))
+        return sequence not in self._aside_sequences and not self._lacks_image(sequence)
 
     def _is_encoded(self, image: Placeholder) -> bool:
         return self.encoder_cache.is_ready(image.digest) and image.digest not in self._aside_digests
@@ -142,8 +141,14 @@ class Scheduler:
         draft = Draft(self.side_budget)
         self.side_budget.begin(self.running, self.waiting, now, owed=self._owed)
         self._serve((s for s in self._in_turn(now, is_interactive=True) if self._lacks_image(s)), draft)
+        if self._chats_lack_room:
+            # why: what runs aside cannot be preempted, so that the next piece would keep them waiting
+            return self._begin_aside(draft, now)
         frames = (s for s in self._in_turn(now, is_interactive=False) if not s.is_decoding)
         self._serve((s for s in frames if not self._is_too_late(s, now)), draft)
+        return self._begin_aside(draft, now)
+
+    def _begin_aside(self, draft: Draft, now: float) -> StepPlan:
         self._set_aside(self._planned(draft, now, []))
         return self.aside
 
@@ -254,6 +259,7 @@ class Scheduler:
         if self.speculator is not None:
             self.speculator.begin(self.running)
         self._serve(self._in_turn(now, is_interactive=True), draft)
+        self._chats_lack_room = "memory" in draft.stalled
         draft.turn = self.turns.propose(draft.budget, now) if self.turns else None
         if draft.turn:
             draft.budget.spend_turn(draft.turn.cost_ms)
@@ -264,8 +270,8 @@ class Scheduler:
         everyone = [s for s in (*self.running, *self.waiting) if not (s.is_interactive or s.is_decoding)]
         for sequence in sorted(everyone, key=rank):
             start, end = sequence.num_computed_tokens, sequence.num_tokens
-            images = sequence.images_between(start, end)
-            slices = sum((self.encoder_cache.work_left(image) for image in images), SliceWork())
+            images = {image.digest: image for image in sequence.images_between(start, end)}
+            slices = sum(map(self.encoder_cache.work_left, images.values()), SliceWork())
             work = chunk_work(start, end, samples=True)
             request = sequence.request
             yield Owed(sequence.arrival_s, request.expires_at, work, slices, request.wanted_at)

@@ -44,7 +44,7 @@ class SideBudget:
         self._patience_s = background_ttft_ms / 1e3
         self._floor = floor
         self._now = self._spent_ms = 0.0
-        self._only_encodes = False
+        self._only_encodes, self._pays_floor = False, True
 
     def begin(
         self,
@@ -57,6 +57,8 @@ class SideBudget:
     ) -> None:
         """See `StepBudget`."""
         self._now, self._spent_ms = now, 0.0
+        # why: who decodes beside chats without slack lives on what the steps owe, whatever runs here
+        self._pays_floor = not any(s.is_decoding and not s.is_interactive for s in running)
         left = list(owed()) if owed else []
         is_late = needed_share(left, now, self._patience_s, self.model) > 0.0
         num_encoded = sum(not each.slices.num_slices for each in left)
@@ -113,5 +115,5 @@ class SideBudget:
 
     def _spend(self, sequence: Sequence, cost_ms: float) -> None:
         self._spent_ms += cost_ms
-        if not sequence.is_interactive:
+        if self._pays_floor and not sequence.is_interactive:
             self._floor.pay(cost_ms, self._now)

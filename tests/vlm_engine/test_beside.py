@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from vlm_engine.cost_model import CostModel
 from vlm_engine.engine import Engine
 from vlm_engine.plan import StepPlan
 from vlm_engine.scheduler import Scheduler
+from vlm_engine.sequence import Sequence
 from vlm_engine.side_budget import SideBudget
 
 FAMILIES = ["qwen2_5_vl_checkpoint", "smolvlm_checkpoint"]
@@ -136,6 +138,78 @@ def test_nothing_runs_aside_without_chats() -> None:
     assert scheduler.plan(0.0).encodes
 
 
+def test_a_chat_alone_has_its_picture_from_all_threads() -> None:
+    """Nobody else's steps would run beside the side thread, and its own first tokens are no reason."""
+    scheduler = aside_scheduler()
+    scheduler.add(make_sequence(60, images=(image(3, 40, "one"),)))
+    assert scheduler.plan_aside(0.0).is_empty
+    assert scheduler.plan(0.0).encodes
+
+
+def test_a_frame_that_is_worked_on_makes_room_for_a_chat() -> None:
+    """Memory for one of both: the chat has it when the piece that runs is done, not when the frame is."""
+    scheduler = aside_scheduler(num_blocks=20, num_chat_blocks=0)
+    scheduler.add(make_sequence(4, max_tokens=50))
+    finish_step(scheduler, scheduler.plan(0.0))
+    frame = make_sequence(44, priority="background")
+    scheduler.add(frame)
+    scheduler.side_budget = OneByOne(scheduler.side_budget, 32)
+    assert frame in scheduler.plan_aside(0.0).sequences
+    chat = make_sequence(60, max_tokens=50, text=9)
+    scheduler.add(chat)
+    num_stalled = 0
+    for _ in range(8):
+        plan = scheduler.plan(0.0)
+        num_stalled += "memory" in dict(plan.stalled)
+        finish_step(scheduler, plan)
+        scheduler.commit_aside()
+        scheduler.plan_aside(0.0)
+    assert num_stalled == 1
+    assert chat.num_computed_tokens >= 60
+    assert frame.num_preemptions == 1
+    scheduler.check_integrity()
+
+
+class OneByOne:
+    """A budget for the side thread: most of a prompt in its first piece, then one token a piece."""
+
+    def __init__(self, budget: Any, first: int) -> None:
+        self._budget, self._left = budget, [first]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._budget, name)
+
+    def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
+        return min(self._left.pop() if self._left else 1, num_wanted)
+
+
+def test_descriptions_end_while_new_frames_keep_the_side_thread_busy() -> None:
+    """What runs aside is no reason to give nothing to those that decode beside chats without slack."""
+    scheduler = aside_scheduler()
+    budget = scheduler.budget
+    assert isinstance(budget, TimeBudget)
+    scheduler.add(make_sequence(4, max_tokens=50, priority="background"))
+    finish_step(scheduler, scheduler.plan(0.0))
+    budget.floor.begin(0.0, is_wanted=True)
+    scheduler.add(make_sequence(8, max_tokens=50))
+    scheduler.add(make_sequence(60, priority="background"))
+    assert not scheduler.plan_aside(1.0).is_empty
+    assert budget.floor.owed_ms(1.0) > 0
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_was_dropped_is_forgotten_though_nothing_runs_aside(family: Family) -> None:
+    with aside_engine(family) as (engine, _):
+        frame = frame_of(family)
+        engine.add(frame.request)
+        drain(engine)
+        assert engine.runner._features
+        engine.scheduler.encoder_cache.drop_idle(list(engine.runner._features))
+        engine.add(Case("chat", ("What is happening here?",), 3).request)
+        drain(engine)
+        assert not engine.runner._features
+
+
 def test_steps_leave_alone_what_runs_aside() -> None:
     """Neither its sequences nor pictures that it encodes for others as well; a chat's picture goes first."""
     scheduler = aside_scheduler(encoder_tokens=400)
@@ -209,6 +283,8 @@ def test_the_side_thread_works_beside_and_tells_what_it_raised() -> None:
         return threading.current_thread().name
 
     try:
+        side.start(lambda: str(torch.get_num_threads()))
+        assert side.take() == "1"
         side.start(work)
         assert side.is_busy
         assert not side.is_done()
@@ -229,11 +305,18 @@ def test_the_side_thread_works_beside_and_tells_what_it_raised() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="affinity and priorities of threads are Linux's")
 @pytest.mark.parametrize("is_leader", [True, False], ids=["own session", "in ours"])
 def test_who_stands_aside_leaves_cores_and_goes_last(is_leader: bool) -> None:
-    code = (
-        "import os; from vlm_engine.beside import stand_aside; before = os.sched_getaffinity(0), os.nice(0); "
-    )
-    code += "stand_aside(3); group = open('/proc/self/autogroup').read().split()[-1]; "
-    code += "print(len(before[0]), len(os.sched_getaffinity(0)), os.nice(0) - before[1], group)"
+    code = """
+import os, threading
+from vlm_engine.beside import stand_all_aside
+other = threading.Thread(target=threading.Event().wait, daemon=True)
+other.start()
+before = os.sched_getaffinity(0), os.nice(0)
+stand_all_aside(3)
+group = open("/proc/self/autogroup").read().split()[-1]
+cores = {len(os.sched_getaffinity(n)) for n in (0, other.native_id)}
+niceness = {os.getpriority(os.PRIO_PROCESS, n) - before[1] for n in (0, other.native_id)}
+print(len(before[0]), *cores, *niceness, group)
+"""
     done = subprocess.run(
         [sys.executable, "-c", code], start_new_session=is_leader, capture_output=True, text=True, check=True
     )
