@@ -115,7 +115,8 @@ class BoardReader:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.set(watched_key(camera), 1, ex=WATCHED_TTL_S)
                 pipeline.get(frame_key(camera))
-                _, value = await pipeline.execute()
+                # why: a Redis that takes no more writes still has the frame
+                _, value = await pipeline.execute(raise_on_error=False)
         except (redis.RedisError, OSError):
             return None
         return value if isinstance(value, bytes) else None

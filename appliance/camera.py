@@ -18,6 +18,7 @@ from vision.urls import is_stream, redact
 DEFAULT_FPS = 10.0
 GRACE_S = 10.0
 REACH_S = 1.5
+PATIENT_EVERY = 8
 
 
 class Camera:
@@ -42,6 +43,7 @@ class Camera:
         self.num_refused = 0
         self.shown_at = float("-inf")
         self._refusal: str | None = None
+        self._num_opened = 0
 
     @property
     def shown_source(self) -> str:
@@ -84,7 +86,9 @@ class Camera:
         )
 
     def _open(self) -> FrameSource:
-        if self.reader.error is not None:
+        self._num_opened += 1
+        # why: a host that takes longer than that to answer has all the time it may take now and then
+        if self.reader.error is not None and self._num_opened % PATIENT_EVERY:
             check_reach(self.settings.source, min(REACH_S, self.settings.stream.open_s))
         return open_source(
             self.settings.source, camera=self.name, realtime=True, options=source_options(self.settings)

@@ -163,7 +163,9 @@ def _add_outbox(database: sqlite3.Connection) -> None:
 def _add_fates(database: sqlite3.Connection) -> None:
     """Which events still wait for their description, and what is known of some that are yet to come."""
     database.execute("ALTER TABLE events ADD COLUMN is_pending INTEGER NOT NULL DEFAULT 0")
-    for seq, body in database.execute("SELECT seq, body FROM events WHERE NOT is_described").fetchall():
+    # why: what was not described before that is no news, for outputs least of all
+    query = "SELECT seq, body FROM events WHERE NOT is_described AND stored_at > strftime('%s', 'now') - 3600"
+    for seq, body in database.execute(query).fetchall():
         is_pending = msgspec.json.decode(body).get("described_at") is None
         database.execute("UPDATE events SET is_pending = ? WHERE seq = ?", (is_pending, seq))
     database.execute("CREATE INDEX events_pending ON events (captured_at) WHERE is_pending")

@@ -108,10 +108,19 @@ class EventStore:
         return self._put("failed", event_id, join, None)
 
     def give_up_lost(self, before: float, error: str) -> int:
-        """Say so of the events that have waited since before that time (unix seconds); how many."""
-        query = "SELECT id FROM events WHERE is_pending AND captured_at < ? LIMIT ?"
-        with self._lock:
-            rows = self._database.execute(query, (before, _MOST_LOST)).fetchall()
+        """Say so of the events that have waited since before that time (unix seconds); how many.
+
+        Both their capture and their arrival here count, since the camera's clock may be another one.
+
+        Raises:
+            EventStoreError: The file cannot be read or written.
+        """
+        query = "SELECT id FROM events WHERE is_pending AND captured_at < ? AND stored_at < ? LIMIT ?"
+        try:
+            with self._lock:
+                rows = self._database.execute(query, (before, before, _MOST_LOST)).fetchall()
+        except sqlite3.Error as problem:
+            raise EventStoreError(f"events cannot be read: {problem}") from problem
         return sum(self.give_up(event_id, error, time.time()) for (event_id,) in rows)
 
     def _put(

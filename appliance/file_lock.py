@@ -43,7 +43,9 @@ def _lock(descriptor: int, path: Path, lock: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, _MOST_READ, 0).decode(errors="replace").strip()
-        raise FileInUseError(f"{path} is in use by {holder or 'another process'}") from None
+        raise FileInUseError(
+            f"{path} is in use by {holder or 'another process'}; every appliance needs its own"
+        ) from None
     except OSError as error:
         raise FileInUseError(
             f"{lock}: its file system has no locks ({error.strerror}): choose a local disk"

@@ -123,7 +123,7 @@ class _Service:
             _follow(self._results, lambda result: events.add(decode_description(result.body)), events),
             _follow(self._told, lambda told: events.change(decode_change(told.body)), events),
             _follow(self._dropped, lambda dropped: _give_up(events, dropped), events),
-            _give_up_lost(events),
+            _give_up_lost(events, self._settings.describe.max_age_s),
             self._outputs.run(),
             _announce(server, self._board, on_ready),
         )
@@ -166,9 +166,7 @@ def sole_events(settings: Settings) -> Iterator[EventStore]:
             try:
                 stack.enter_context(sole_use(path))
             except FileInUseError as error:
-                raise SettingsError(
-                    f"events.path: {error}; every appliance needs an event file of its own"
-                ) from None
+                raise SettingsError(f"events.path: {error}") from None
         yield stack.enter_context(closing(open_events(settings)))
 
 
@@ -221,17 +219,19 @@ def _give_up(events: EventStore, dropped: Result) -> None:
     events.give_up(dropped.job_id, why_dropped(dropped.body.decode(errors="replace")), dropped_at)
 
 
-async def _give_up_lost(events: EventStore) -> None:
+async def _give_up_lost(events: EventStore, max_age_s: float) -> None:
     """Tell events of whose job nothing is heard any more, as when Redis came back empty."""
+    patience_s = max(LOST_AFTER_S, 2 * max_age_s)
     while True:
+        # why: first what the streams know is read, which may be much after a pause
+        await asyncio.sleep(LOOK_FOR_LOST_S)
         try:
-            number = await asyncio.to_thread(events.give_up_lost, time.time() - LOST_AFTER_S, LOST)
+            number = await asyncio.to_thread(events.give_up_lost, time.time() - patience_s, LOST)
         except EventStoreError as error:
             logger.error("%s", error)
         else:
             if number:
                 logger.warning("%d events lost their jobs and stay undescribed", number)
-        await asyncio.sleep(LOOK_FOR_LOST_S)
 
 
 def _keep(events: EventStore, description: Description, jpeg: bytes) -> None:

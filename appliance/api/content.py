@@ -59,7 +59,7 @@ def _check_url(url: str, part: Part, where: str) -> None:
         return
     what, allowed, form = (
         ("videos", "data: URIs", CLIP_FORM)
-        if part.type == "video_url"
+        if part.is_video
         else ("images", "data: URIs and camera://NAME", "the image as data:image/jpeg;base64,…")
     )
     # why: the URL itself is not repeated, since it may hold a password
