@@ -1,5 +1,5 @@
 # make demo   install into .venv and run the appliance on two synthetic cameras (Ctrl-C stops it)
-# make test   install with the test tools and run the tests (WORKERS=2: in two processes)
+# make test   install with the test tools and run the tests (WORKERS=0: in one process)
 # make check  the tests, then format, lint, types and layers: what CI runs
 
 VENV := .venv
@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-WORKERS ?= 0
+WORKERS ?= 2
 
 .PHONY: demo test check lint venv clean
 
