@@ -153,7 +153,8 @@ class _Times:
 
 def upright(picture: VideoFrame, stream: VideoStream) -> Image:
     """Return a decoded picture as ``[H, W, 3]`` uint8 BGR, turned as its stream asks."""
-    image = to_bgr8(picture.to_ndarray(format="bgr24"))
+    # why: by default each picture has a team of threads for this, which lives as long as the picture
+    image = to_bgr8(picture.to_ndarray(format="bgr24", threads=1))
     matrix = cast(SideDataContainer, picture.side_data).get(SideDataType.DISPLAYMATRIX)
     if matrix is not None:
         return apply_display_matrix(image, bytes(matrix))

@@ -92,25 +92,36 @@ def test_what_nothing_is_heard_of_is_given_up(store: EventStore) -> None:
     now = time.time()
     store.change(begun("old", captured_at=now - 1000))
     store.change(begun("young", captured_at=now - 10))
+    store.change(begun("of another clock", captured_at=now - 1000))
     store.add(description("described", captured_at=now - 1000))
+    arrived_long_ago(store, "old", "young", "described")
     assert store.give_up_lost(now - 900, LOST) == 1
     assert store.give_up_lost(now - 900, LOST) == 0
     assert (error_of(store, "old"), error_of(store, "young")) == (LOST, None)
     assert error_of(store, "described") is None
+    assert error_of(store, "of another clock") is None
+
+
+def arrived_long_ago(store: EventStore, *names: str) -> None:
+    for name in names:
+        store._database.execute("UPDATE events SET stored_at = stored_at - 1000 WHERE id = ?", (name,))
 
 
 def test_older_files_know_what_waits(tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "events.db"
     monkeypatch.setattr(event_schema, "_MIGRATIONS", event_schema._MIGRATIONS[:3])
     with closing(event_schema.open_database(path)) as database:
-        for name, described_at in (("waits", None), ("failed", 5.0)):
+        now = time.time()
+        for name, described_at, ago_s in (("waits", None, 60), ("failed", 5.0, 60), ("past", None, 86400)):
             fields = msgspec.to_builtins(description(name)) | {"description": None, "id": name}
-            values = (name, msgspec.json.encode(fields | {"described_at": described_at}))
-            columns = "(id, camera, label, captured_at, is_described, body)"
-            database.execute(f"INSERT INTO events {columns} VALUES (?, 'street', 'cat', 10.0, 0, ?)", values)
+            values = (name, now - ago_s, msgspec.json.encode(fields | {"described_at": described_at}))
+            columns = "(id, camera, label, captured_at, is_described, stored_at, body)"
+            database.execute(
+                f"INSERT INTO events {columns} VALUES (?, 'street', 'cat', 10.0, 0, ?, ?)", values
+            )
     monkeypatch.undo()
     with closing(EventStore(path)) as store:
-        assert store.give_up_lost(11.0, LOST) == 1
+        assert store.give_up_lost(now, LOST) == 1
         assert error_of(store, "waits") == LOST
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
