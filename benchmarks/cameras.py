@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-START_S = 30.0
+START_S = 90.0
 WARM_UP_S = 5.0
 SECONDS_OF_VIDEO = 10
 
