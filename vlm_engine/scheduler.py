@@ -299,9 +299,8 @@ class Scheduler:
             is_blocked |= not sequence.is_interactive and not is_behind
 
     def _leaves_encoder(self, sequence: Sequence) -> bool:
-        left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
-        is_encoded = all(map(self._is_encoded, left))
-        return self.side_budget is not None and bool(sequence.placeholders) and is_encoded
+        has_side = self.side_budget is not None
+        return has_side and bool(sequence.placeholders) and not self._lacks_image(sequence)
 
     def _extend(self, sequence: Sequence, draft: Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""
