@@ -1,6 +1,5 @@
 """The suite runs on each real server that is here: the bundled Valkey and, where installed, Redis."""
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -8,17 +7,12 @@ import pytest
 
 from queues import EmbeddedServer, JobConsumer, JobProducer, ResultReader
 from tests.queues.helpers import FAST
+from tests.queues.servers import binary_of
 
 
 @pytest.fixture(params=["valkey", "redis"])
 def server(request: pytest.FixtureRequest) -> Iterator[EmbeddedServer]:
-    binary = None
-    if request.param == "redis":
-        found = shutil.which("redis-server")
-        if not found:
-            pytest.skip("redis-server is not on PATH")
-        binary = Path(found)
-    with EmbeddedServer(binary) as running:
+    with EmbeddedServer(Path(binary_of(request.param))) as running:
         yield running
 
 

@@ -22,13 +22,17 @@ from tests.queues.helpers import wait_until
 
 
 def binary_of(kind: str) -> str:
-    """The program of `valkey` (bundled) or `redis`; skips where it is not installed."""
+    """The program of `valkey` (bundled) or `redis`; skips where it is not installed.
+
+    `APPLIANCE_TEST_REDIS_SERVER` is another program to take for `redis`, such as one of another version.
+    """
     if kind == "valkey":
         return str(get_binary_path())
-    found = shutil.which("redis-server")
-    if not found:
-        pytest.skip("redis-server is not on PATH")
-    return found
+    wanted = os.environ.get("APPLIANCE_TEST_REDIS_SERVER")
+    found = shutil.which(wanted or "redis-server")
+    if wanted and not found:
+        pytest.fail(f"APPLIANCE_TEST_REDIS_SERVER is {wanted}, which is no program")
+    return found or pytest.skip("redis-server is not on PATH")
 
 
 def free_port() -> int:
