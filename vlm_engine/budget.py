@@ -1,4 +1,4 @@
-"""How much a step may do: counted in tokens, or in milliseconds of an operator's target."""
+"""How much a step may do: milliseconds of an operator's target."""
 
 import math
 from bisect import bisect_right
@@ -26,26 +26,34 @@ Side = Literal["none", "idle", "busy"]
 """The side thread: of no use to a step, or ready for encoder slices and background prompts, or at work."""
 
 
-class StepBudget(Protocol):
-    """Gives out one step's work, piece by piece, in the order in which it is asked."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a budget is told when a step begins.
+
+    Args:
+        running: Sequences that run.
+        waiting: Sequences that do not yet.
+        now: Seconds on the scheduler's clock.
+        longest_ms: How long the step may be without chats.
+        owed: Tells what background requests have left, in their order; without it they take what fits.
+        side: What the side thread does meanwhile.
+    """
+
+    running: Items[Sequence]
+    waiting: Items[Sequence]
+    now: float
+    longest_ms: float = math.inf
+    owed: Callable[[], Iterable[Owed]] | None = None
+    side: Side = "none"
+
+
+class WorkBudget(Protocol):
+    """Gives out one plan's work, piece by piece, in the order in which it is asked."""
 
     max_num_batched_tokens: int
-    counts: Counter[str]
 
-    def begin(
-        self,
-        running: Items[Sequence],
-        waiting: Items[Sequence],
-        now: float,
-        longest_ms: float = math.inf,
-        owed: Callable[[], Iterable[Owed]] | None = None,
-        side: Side = "none",
-    ) -> None:
-        """Start a step at `now` (seconds on the scheduler's clock), of at most `longest_ms` without chats.
-
-        `owed` tells what background requests have left, in their order; without it they take what fits.
-        `side` tells what the side thread does meanwhile.
-        """
+    def begin(self, moment: Moment) -> None:
+        """Start a plan."""
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """How many of the sequence's next tokens fit, 0 to `num_wanted`.
@@ -54,8 +62,20 @@ class StepBudget(Protocol):
         step may need more of them than `max_num_batched_tokens` for that.
         """
 
-    def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
-        """How many encoder slices of the image, from the first that is not done, fit."""
+    def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        """Book tokens that the plan computes."""
+
+    def take_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
+        """Book as many encoder slices of the image as fit, from the first that is not done; how many."""
+
+
+class StepBudget(WorkBudget, Protocol):
+    """The same of a step, which detectors wait for as well, and which decodes may add proposed tokens to."""
+
+    counts: Counter[str]
+
+    def take_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
+        """Book proposed tokens beside a decode; ``costs_ms[i]`` is what the first ``i + 1`` take."""
 
     @property
     def has_chats(self) -> bool:
@@ -64,97 +84,8 @@ class StepBudget(Protocol):
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """How many pieces of a detector's turn fit; ``costs_ms[i]`` is what its first ``i + 1`` take."""
 
-    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
-        """How many proposed tokens fit beside a decode; ``costs_ms[i]`` is what the first ``i + 1`` take."""
-
-    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
-        """Book proposed tokens that the step computes beside a decode."""
-
-    def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """Book tokens that the step computes."""
-
-    def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
-        """Book encoder slices ``[first, last)`` that the step runs."""
-
     def spend_turn(self, cost_ms: float) -> None:
         """Book a detector's turn that the step waits for."""
-
-
-class StaticBudget:
-    """A number of tokens, as engines have today; images are encoded whole.
-
-    Background decodes keep one token each, whatever interactive prompts want.
-
-    Args:
-        max_num_batched_tokens: Tokens a step.
-        max_encoder_tokens: Image tokens encoded in a step; one image is always allowed.
-    """
-
-    def __init__(self, max_num_batched_tokens: int, max_encoder_tokens: int | None = None) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_encoder_tokens = max_encoder_tokens or max_num_batched_tokens
-        self.counts: Counter[str] = Counter()
-        self._tokens = self._encoder_tokens = self._reserved = self._num_decodes = 0
-        self._has_prompt = False
-
-    def begin(
-        self,
-        running: Items[Sequence],
-        waiting: Items[Sequence],
-        now: float,
-        longest_ms: float = math.inf,
-        owed: Callable[[], Iterable[Owed]] | None = None,
-        side: Side = "none",
-    ) -> None:
-        """See `StepBudget`."""
-        self._tokens, self._encoder_tokens = self.max_num_batched_tokens, self.max_encoder_tokens
-        self._num_decodes = sum(s.is_decoding for s in running)
-        decodes = sum(s.is_decoding and not s.is_interactive for s in running)
-        self._reserved = min(decodes, self._tokens - 1)
-        self._has_prompt = False
-
-    def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
-        """See `StepBudget`."""
-        reserved = self._reserved if sequence.is_interactive else 0
-        room = room_for(sequence, self._tokens - reserved, has_prompt=self._has_prompt)
-        return max(0, min(num_wanted, room))
-
-    def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
-        """See `StepBudget`."""
-        is_first = self._encoder_tokens == self.max_encoder_tokens
-        fits = is_first or image.length <= self._encoder_tokens
-        return len(image.slices) - num_done if fits else 0
-
-    @property
-    def has_chats(self) -> bool:
-        """See `StepBudget`; without a count of milliseconds nothing is spread for their sake."""
-        return False
-
-    def fit_turn(self, costs_ms: Items[float]) -> int:
-        """See `StepBudget`."""
-        return len(costs_ms)
-
-    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
-        """See `StepBudget`."""
-        return max(0, min(len(costs_ms), (self._tokens - self._num_decodes) // 2))
-
-    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
-        """See `StepBudget`."""
-        self._tokens -= num_tokens
-
-    def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `StepBudget`."""
-        self._tokens -= num_tokens
-        self._has_prompt |= not sequence.is_decoding
-        if sequence.is_decoding and not sequence.is_interactive:
-            self._reserved = max(0, self._reserved - num_tokens)
-
-    def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
-        """See `StepBudget`."""
-        self._encoder_tokens -= image.length
-
-    def spend_turn(self, cost_ms: float) -> None:
-        """See `StepBudget`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,68 +128,67 @@ class TimeBudget:
         self.counts: Counter[str] = Counter()
         self.allowance_ms = self.residual_ms = 0.0
         self.floor = Floor(targets.background_share)
-        self._reset(0.0)
-
-    def _reset(self, now: float) -> None:
-        self._now = now
-        self._steps, self._slices = StepWork(), SliceWork()
-        self._steps_ms = self._slices_ms = self._turn_ms = 0.0
-        self._overruns: set[str] = set()
-        self._side: Side = "none"
-        self._is_left_aside = False
-        self._road: Road = "narrow"
-        self._has_prompt = False
-
-    @property
-    def predicted_ms(self) -> float:
+        self.predicted_ms = 0.0
         """What the step planned so far will take."""
-        return self._turn_ms + self._steps_ms + self._slices_ms
+        self._num_tokens = self._num_slices = 0
 
-    def begin(
-        self,
-        running: Items[Sequence],
-        waiting: Items[Sequence],
-        now: float,
-        longest_ms: float = math.inf,
-        owed: Callable[[], Iterable[Owed]] | None = None,
-        side: Side = "none",
-    ) -> None:
-        """See `StepBudget`."""
-        self._reset(now)
-        decoding = [s for s in running if s.is_interactive and s.is_decoding]
-        starting = [s for s in (*running, *waiting) if s.is_interactive and not s.is_decoding]
-        self._side, self._road = side, self._road_beside(side, has_chats=bool(decoding or starting))
+    def begin(self, moment: Moment) -> None:
+        """See `WorkBudget`."""
+        self._now, self._side = moment.now, moment.side
+        everyone = (*moment.running, *moment.waiting)
+        chats = [s for s in everyone if s.is_interactive]
+        decoding = [s for s in chats if s.is_decoding]
+        starting = [s for s in chats if not s.is_decoding]
+        self._road = self._road_beside(has_chats=bool(chats))
         self._start_ms = self.model.step_ms(StepWork(), self._road)
-        self.floor.begin(now, is_wanted=any(not s.is_interactive for s in (*running, *waiting)))
-        self.allowance_ms = min(IDLE_SHARE * self.targets.chat_ttft_ms, longest_ms)
-        slack_ms = min((self._slack_ms(chat) for chat in decoding), default=self.allowance_ms)
-        self.residual_ms = residual_ms = self.model.residual_ms(slack_ms)
-        if decoding:
-            self.allowance_ms = max(0.0, slack_ms - residual_ms)
-        # why: chats' own prompts are not held to this, else a late one could never start
-        slack_ms = min((self._slack_ms(chat) for chat in starting), default=math.inf) - residual_ms
-        self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))
+        self.floor.begin(self._now, is_wanted=len(chats) < len(everyone))
         # invariant: decodes of chats are paid first, whatever stands before them in the order
-        self._steps = sum((step_work(chat, 1) for chat in decoding), StepWork())
-        self._steps_ms = self.model.step_ms(self._steps, self._road) if decoding else 0.0
-        self._pace_ms = self._background_allowance_ms
-        self._chat_pace_ms = self.allowance_ms
-        if decoding and starting:
-            patience_s = CHAT_PACE * self.targets.chat_ttft_ms / 1e3
-            share = needed_share(map(_owed_to, starting), now, patience_s, self.model, may_go_aside=False)
-            paced = paced_ms(share, self._steps_ms)
-            self._chat_pace_ms = min(self.allowance_ms, math.inf if paced is None else self._steps_ms + paced)
-        if (decoding or starting) and owed:
-            patience_s = self.targets.background_ttft_ms / 1e3
-            share = needed_share(owed(), now, patience_s, self.model)
-            paced = paced_ms(share, self._steps_ms)
-            self._is_left_aside = side != "none" and share == 0.0
-            self._pace_ms = min(self._pace_ms, math.inf if paced is None else self._steps_ms + paced)
+        paid = sum((step_work(chat, 1) for chat in decoding), StepWork())
+        self.predicted_ms = self.model.step_ms(paid, self._road) if decoding else 0.0
+        self._num_tokens, self._num_slices = paid.num_tokens, 0
+        self._has_prompt = False
+        self._overruns: set[str] = set()
+        self._allow(decoding, starting, moment.longest_ms)
+        self._spread(decoding, starting, moment.owed)
 
-    def _road_beside(self, side: Side, *, has_chats: bool) -> Road:
-        if side == "busy":
+    def _road_beside(self, *, has_chats: bool) -> Road:
+        if self._side == "busy":
             return "loaded"
         return "wide" if self.model.has_side and not has_chats else "narrow"
+
+    def _allow(self, decoding: Items[Sequence], starting: Items[Sequence], longest_ms: float) -> None:
+        """How long the step may be: for chats, and for background work."""
+        self.allowance_ms = min(IDLE_SHARE * self.targets.chat_ttft_ms, longest_ms)
+        slack_ms = min(map(self._slack_ms, decoding), default=self.allowance_ms)
+        self.residual_ms = self.model.residual_ms(slack_ms)
+        if decoding:
+            self.allowance_ms = max(0.0, slack_ms - self.residual_ms)
+        # why: chats' own prompts are not held to this, else a late one could never start
+        slack_ms = min(map(self._slack_ms, starting), default=math.inf) - self.residual_ms
+        self._background_allowance_ms = max(0.0, min(self.allowance_ms, slack_ms))
+
+    def _spread(
+        self,
+        decoding: Items[Sequence],
+        starting: Items[Sequence],
+        owed: Callable[[], Iterable[Owed]] | None,
+    ) -> None:
+        """How long the step may get for prompts as long as nothing presses.
+
+        why: prompts that would be done in time with less of each step leave the rest to the chats that
+        decode; the least piece is given even so, if it fits the allowance.
+        """
+        chat_share = share = 1.0
+        if decoding and starting:
+            patience_s = CHAT_PACE * self.targets.chat_ttft_ms / 1e3
+            chats = map(_owed_to, starting)
+            chat_share = needed_share(chats, self._now, patience_s, self.model, may_go_aside=False)
+        if (decoding or starting) and owed:
+            patience_s = self.targets.background_ttft_ms / 1e3
+            share = needed_share(owed(), self._now, patience_s, self.model)
+        self._chat_pace_ms = min(self.allowance_ms, paced_ms(chat_share, self.predicted_ms))
+        self._pace_ms = min(self._background_allowance_ms, paced_ms(share, self.predicted_ms))
+        self._is_left_aside = self._side != "none" and share == 0.0
 
     def _slack_ms(self, chat: Sequence) -> float:
         """Milliseconds until the chat's next token is due."""
@@ -269,93 +199,57 @@ class TimeBudget:
         return 1e3 * (min(on_average, chat.last_token_s + target_s) - self._now)
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
-        """See `StepBudget`."""
-        together = sequence.num_together
-        room = self.max_num_batched_tokens - self._steps.num_tokens
-        num_wanted = min(num_wanted, room_for(sequence, room, has_prompt=self._has_prompt))
-        if sequence.is_decoding and sequence.is_interactive:
+        """See `WorkBudget`."""
+        is_chat, together = sequence.is_interactive, sequence.num_together
+        if sequence.is_decoding and is_chat:
             return 1
-        if self._is_left_aside and not (sequence.is_decoding or sequence.is_interactive):
+        if self._is_left_aside and not (sequence.is_decoding or is_chat):
             return 0
-        fits, piece = (
-            self._most_tokens(sequence, num_wanted, self._pace_of(sequence)),
-            max(MIN_CHUNK, together),
-        )
-        if fits < min(num_wanted, piece):
-            fits = min(piece, self._most_tokens(sequence, num_wanted, self._allowance_of(sequence)))
-        if fits < min(num_wanted, piece):
-            least = max(CHAT_CHUNK if sequence.is_interactive else MIN_CHUNK, together)
-            extra_ms = self._overrun_ms(sequence)
-            if extra_ms is None:
-                return 0
-            fits = max(min(num_wanted, least), self._most_tokens(sequence, num_wanted, extra_ms))
-        return max(0, fits)
+        room = self.max_num_batched_tokens - self._num_tokens
+        num_wanted = min(num_wanted, room_for(sequence, room, has_prompt=self._has_prompt))
+        piece, least = max(MIN_CHUNK, together), max(CHAT_CHUNK if is_chat else MIN_CHUNK, together)
+        return self._fit(sequence, num_wanted, piece, least, lambda n: self._tokens_ms(sequence, n))
 
-    def _most_tokens(self, sequence: Sequence, num_wanted: int, limit_ms: float) -> int:
-        return largest(num_wanted, lambda n: self._with_tokens_ms(sequence, n) <= limit_ms)
-
-    def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
-        """See `StepBudget`."""
+    def take_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
+        """See `WorkBudget`."""
         if self._side != "none":
             return 0
-        count = self._most_slices(image, num_done, self._pace_of(sequence))
-        if not count:
-            count = min(1, self._most_slices(image, num_done, self._allowance_of(sequence)))
-        if not count:
-            extra_ms = self._overrun_ms(sequence)
-            count = 0 if extra_ms is None else max(1, self._most_slices(image, num_done, extra_ms))
+
+        def cost_ms(count: int) -> float:
+            return self.model.slice_ms(image.work(num_done, num_done + count))
+
+        count = self._fit(sequence, len(image.slices) - num_done, 1, 1, cost_ms)
+        if count:
+            self._num_slices += count
+            self._book(sequence, cost_ms(count))
         return count
 
-    def _most_slices(self, image: Placeholder, num_done: int, limit_ms: float) -> int:
-        num_left = len(image.slices) - num_done
-        return largest(num_left, lambda n: self._with_slices_ms(image, num_done, num_done + n) <= limit_ms)
+    def _fit(
+        self, sequence: Sequence, num_wanted: int, piece: int, least: int, cost_ms: Callable[[int], float]
+    ) -> int:
+        """As much as the pace leaves room for, else a `piece` within the allowance, else an overrun's."""
+        is_chat, spent_ms = sequence.is_interactive, self.predicted_ms
 
-    @property
-    def has_chats(self) -> bool:
-        """See `StepBudget`."""
-        return self._steps.num_tokens > 0
+        def most(limit_ms: float) -> int:
+            return largest(num_wanted, lambda count: spent_ms + cost_ms(count) <= limit_ms)
 
-    def fit_turn(self, costs_ms: Items[float]) -> int:
-        """See `StepBudget`; a piece that is longer than every allowance runs while no chat computes."""
-        fits = bisect_right(costs_ms, self._background_allowance_ms - self.predicted_ms)
-        return fits or int(not self.has_chats)
-
-    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
-        """See `StepBudget`."""
-        fits = bisect_right(costs_ms, self._allowance_of(sequence) - self.predicted_ms)
-        # why: decodes that are still to be planned need a token each
-        return max(0, min(fits, (self.max_num_batched_tokens - self._steps.num_tokens) // 2))
-
-    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
-        """See `StepBudget`."""
-        self._steps += StepWork(num_tokens)
-        self._steps_ms += cost_ms
-        self._book(sequence, cost_ms)
+        piece = min(num_wanted, piece)
+        fits = most(self._chat_pace_ms if is_chat else self._pace_ms)
+        if fits < piece:
+            fits = min(piece, most(self._allowance_of(sequence)))
+        if fits >= piece:
+            return fits
+        extra_ms = self._overrun_ms(sequence)
+        return 0 if extra_ms is None else max(min(num_wanted, least), most(extra_ms))
 
     def _allowance_of(self, sequence: Sequence) -> float:
         return self.allowance_ms if sequence.is_interactive else self._background_allowance_ms
-
-    def _pace_of(self, sequence: Sequence) -> float:
-        """How long the step may get for the sequence as long as nothing presses.
-
-        why: prompts that would be done in time with less of each step leave the rest to the chats that
-        decode; the least piece is given even so, if it fits the allowance.
-        """
-        return self._chat_pace_ms if sequence.is_interactive else self._pace_ms
-
-    def _with_tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
-        """What the step will take with the next `num_tokens` of the sequence as well."""
-        return self.predicted_ms + self._tokens_ms(sequence, num_tokens)
 
     def _tokens_ms(self, sequence: Sequence, num_tokens: int) -> float:
         """What tokens add to the forward pass."""
         alone_ms = self.model.step_ms(step_work(sequence, num_tokens), self._road)
         # why: the model is linear, so that pieces add up, but a step starts only once
-        return alone_ms - (self._start_ms if self._steps.num_tokens else 0.0)
-
-    def _with_slices_ms(self, image: Placeholder, first: int, last: int) -> float:
-        """What the step will take with slices ``[first, last)`` of the image as well."""
-        return self.predicted_ms + self.model.slice_ms(image.work(first, last))
+        return alone_ms - (self._start_ms if self._num_tokens else 0.0)
 
     def _overrun_ms(self, sequence: Sequence) -> float | None:
         """How long the step may get for a sequence that does not fit; None for not at all.
@@ -366,7 +260,7 @@ class TimeBudget:
         any load; and a chat that waits for its next token is not held up for ever by chats that the
         machine cannot serve in time anyway.
         """
-        if not self._steps.num_tokens and not self._slices.num_slices:
+        if not self._num_tokens and not self._num_slices:
             return 0.0
         if sequence.is_interactive:
             waited_since = sequence.arrival_s if sequence.last_token_s is None else sequence.last_token_s
@@ -382,26 +276,39 @@ class TimeBudget:
         return is_new
 
     def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `StepBudget`."""
+        """See `WorkBudget`."""
         if not (sequence.is_decoding and sequence.is_interactive):
             cost_ms = self._tokens_ms(sequence, num_tokens)
-            self._steps += step_work(sequence, num_tokens)
-            self._steps_ms += cost_ms
+            self._num_tokens += num_tokens
             self._has_prompt |= not sequence.is_decoding
             self._book(sequence, cost_ms)
 
-    def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
+    def take_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
-        cost_ms = self.model.slice_ms(image.work(first, last))
-        self._slices += image.work(first, last)
-        self._slices_ms += cost_ms
-        self._book(sequence, cost_ms)
+        fits = bisect_right(costs_ms, self._allowance_of(sequence) - self.predicted_ms)
+        # why: decodes that are still to be planned need a token each
+        count = max(0, min(fits, (self.max_num_batched_tokens - self._num_tokens) // 2))
+        if count:
+            self._num_tokens += count
+            self._book(sequence, costs_ms[count - 1])
+        return count
+
+    @property
+    def has_chats(self) -> bool:
+        """See `StepBudget`."""
+        return self._num_tokens > 0
+
+    def fit_turn(self, costs_ms: Items[float]) -> int:
+        """See `StepBudget`; a piece that is longer than every allowance runs while no chat computes."""
+        fits = bisect_right(costs_ms, self._background_allowance_ms - self.predicted_ms)
+        return fits or int(not self.has_chats)
 
     def spend_turn(self, cost_ms: float) -> None:
         """See `StepBudget`."""
-        self._turn_ms += cost_ms
+        self.predicted_ms += cost_ms
 
     def _book(self, sequence: Sequence, cost_ms: float) -> None:
+        self.predicted_ms += cost_ms
         kind = "chat" if sequence.is_interactive else "floor"
         if kind in self._overruns and self.predicted_ms > self.allowance_ms:
             self.counts[f"{kind}_overruns"] += 1

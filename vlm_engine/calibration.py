@@ -1,9 +1,8 @@
 """The first steps of an engine, made up to learn what steps cost before anybody waits for one."""
 
-import math
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import asdict
 from hashlib import sha256
@@ -15,12 +14,11 @@ import transformers
 from PIL import Image
 from transformers import AutoConfig
 
-from vlm_engine.budget import Side
+from vlm_engine.budget import Moment
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_cache import CostCache, Identity, cache_folder
 from vlm_engine.cost_model import StepWork
 from vlm_engine.models.base import ModelSpec
-from vlm_engine.pace import Owed
 from vlm_engine.request import GenerationRequest, Message
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.sequence import Placeholder, Sequence
@@ -69,28 +67,30 @@ class VariedBudget:
         self._chunks, self._slices = cycle(_CHUNKS), cycle(_SLICES)
         self._num_tokens = self._num_slices = 0
 
-    def begin(
-        self,
-        running: Items[Sequence],
-        waiting: Items[Sequence],
-        now: float,
-        longest_ms: float = math.inf,
-        owed: Callable[[], Iterable[Owed]] | None = None,
-        side: Side = "none",
-    ) -> None:
-        """See `StepBudget`."""
+    def begin(self, moment: Moment) -> None:
+        """See `WorkBudget`."""
         self._num_tokens = min(next(self._chunks), self.max_num_batched_tokens)
         self._num_slices = next(self._slices)
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
-        """See `StepBudget`."""
+        """See `WorkBudget`."""
         if sequence.is_decoding:
             return 1
         return min(num_wanted, max(self._num_tokens, sequence.num_together if self._num_tokens else 0))
 
-    def fit_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
+    def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
+        """See `WorkBudget`."""
+        self._num_tokens = max(0, self._num_tokens - num_tokens)
+
+    def take_slices(self, sequence: Sequence, image: Placeholder, num_done: int) -> int:
+        """See `WorkBudget`."""
+        count = min(self._num_slices, len(image.slices) - num_done)
+        self._num_slices -= count
+        return count
+
+    def take_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
-        return min(self._num_slices, len(image.slices) - num_done)
+        return 0
 
     @property
     def has_chats(self) -> bool:
@@ -100,21 +100,6 @@ class VariedBudget:
     def fit_turn(self, costs_ms: Items[float]) -> int:
         """See `StepBudget`."""
         return 0
-
-    def fit_proposed(self, sequence: Sequence, costs_ms: Items[float]) -> int:
-        """See `StepBudget`."""
-        return 0
-
-    def spend_proposed(self, sequence: Sequence, num_tokens: int, cost_ms: float) -> None:
-        """See `StepBudget`."""
-
-    def spend_tokens(self, sequence: Sequence, num_tokens: int) -> None:
-        """See `StepBudget`."""
-        self._num_tokens = max(0, self._num_tokens - num_tokens)
-
-    def spend_slices(self, sequence: Sequence, image: Placeholder, first: int, last: int) -> None:
-        """See `StepBudget`."""
-        self._num_slices -= last - first
 
     def spend_turn(self, cost_ms: float) -> None:
         """See `StepBudget`."""

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vlm_engine.budget import StepBudget
+from vlm_engine.budget import WorkBudget
 from vlm_engine.plan import Chunk, EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
 from vlm_engine.turn import Turn
@@ -14,7 +14,7 @@ from vlm_engine.turn import Turn
 class Draft:
     """The plan while it is made, within a budget."""
 
-    budget: StepBudget
+    budget: WorkBudget
     chunks: list[Chunk] = field(default_factory=list)
     encodes: list[EncodeItem] = field(default_factory=list)
     stalled: Counter[str] = field(default_factory=Counter)

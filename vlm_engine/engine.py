@@ -9,7 +9,7 @@ import torch
 
 from vlm_engine.answers import Answers, AnswerText
 from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
+from vlm_engine.budget import LatencyTargets, StepBudget, TimeBudget, WorkBudget
 from vlm_engine.choosing import Run
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
@@ -26,6 +26,7 @@ from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
 from vlm_engine.side_budget import SideBudget
 from vlm_engine.speculation import SpeculationStats, Speculator
+from vlm_engine.static_budget import StaticBudget
 from vlm_engine.token_bytes import TokenBytes
 from vlm_engine.trace import StepTimes, StepTrace, Tracer
 from vlm_engine.turn import Turn, TurnStats
@@ -105,7 +106,7 @@ class Engine:
         )
         return TimeBudget(self.cost_model, targets, config.max_num_batched_tokens)
 
-    def _make_side_budget(self, budget: StepBudget) -> StepBudget | None:
+    def _make_side_budget(self, budget: StepBudget) -> WorkBudget | None:
         if not (self.runner.has_side and isinstance(budget, TimeBudget)):
             return None
         config = self.config

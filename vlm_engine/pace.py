@@ -1,5 +1,6 @@
 """How fast background work must go to be done in time, and so how short steps beside chats can be."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -72,9 +73,9 @@ def needed_share(
     return share
 
 
-def paced_ms(share: float, chats_ms: float) -> float | None:
-    """How much background work a step needs whose chats take `chats_ms`, so that it gets `share` of the time.
+def paced_ms(share: float, chats_ms: float) -> float:
+    """How long a step may get whose chats take `chats_ms`, so that other work gets `share` of the time.
 
-    None for as much as fits.
+    Infinite for as much as fits.
     """
-    return None if share >= WHOLE else chats_ms * share / (1.0 - share)
+    return math.inf if share >= WHOLE else chats_ms + chats_ms * share / (1.0 - share)

@@ -8,9 +8,10 @@ then prefill in chunks, all in one forward pass; interactive work goes before ba
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import Side, StepBudget
+from vlm_engine.budget import Moment, Side, StepBudget, WorkBudget
 from vlm_engine.cost_model import SliceWork
 from vlm_engine.draft import Draft
 from vlm_engine.encoder_cache import EncoderCache
@@ -52,7 +53,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         turns: TurnQueue | None = None,
         speculator: Speculator | None = None,
-        side_budget: StepBudget | None = None,
+        side_budget: WorkBudget | None = None,
     ) -> None:
         self.pool = pool
         self.encoder_cache = encoder_cache
@@ -139,7 +140,7 @@ class Scheduler:
         if self.side_budget is None or self.is_aside_busy or not self.has_chat_tokens:
             return StepPlan()
         draft = Draft(self.side_budget)
-        self.side_budget.begin(self.running, self.waiting, now, owed=self._owed)
+        self.side_budget.begin(Moment(self.running, self.waiting, now, owed=self._owed))
         self._serve((s for s in self._in_turn(now, is_interactive=True) if self._lacks_image(s)), draft)
         if self._chats_lack_room:
             # why: what runs aside cannot be preempted, so that the next piece would keep them waiting
@@ -255,14 +256,14 @@ class Scheduler:
     def _fill(self, draft: Draft, now: float, side: Side) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
         longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
-        draft.budget.begin(self.running, self.waiting, now, longest_ms, self._owed, side)
+        self.budget.begin(Moment(self.running, self.waiting, now, longest_ms, self._owed, side))
         if self.speculator is not None:
             self.speculator.begin(self.running)
         self._serve(self._in_turn(now, is_interactive=True), draft)
         self._chats_lack_room = "memory" in draft.stalled
-        draft.turn = self.turns.propose(draft.budget, now) if self.turns else None
+        draft.turn = self.turns.propose(self.budget, now) if self.turns else None
         if draft.turn:
-            draft.budget.spend_turn(draft.turn.cost_ms)
+            self.budget.spend_turn(draft.turn.cost_ms)
         self._serve(self._in_turn(now, is_interactive=False), draft)
 
     def _owed(self) -> Iterator[Owed]:
@@ -330,13 +331,10 @@ class Scheduler:
         num_kept = len(self.running) + self._num_withheld(sequence, 1)
         num_free = max(0, self.pool.num_free - num_kept)
         room = (held + num_free) * size - sequence.num_tokens
-        proposed, cost_ms = self.speculator.propose(
-            sequence, room, lambda costs_ms: draft.budget.fit_proposed(sequence, costs_ms)
-        )
-        if proposed:
-            draft.budget.spend_proposed(sequence, len(proposed), cost_ms)
-            num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
-            sequence.block_ids += self.pool.allocate(max(0, num_missing))
+        take = partial(self.budget.take_proposed, sequence)
+        proposed = self.speculator.propose(sequence, room, take)
+        num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
+        sequence.block_ids += self.pool.allocate(max(0, num_missing))
         return proposed
 
     def _admit(self, sequence: Sequence, draft: Draft) -> list[str]:
@@ -377,7 +375,7 @@ class Scheduler:
                 continue
             left = cache.num_left(image.digest)
             done = 0 if left is None else len(image.slices) - left
-            count = draft.budget.fit_slices(sequence, image, done)
+            count = draft.budget.take_slices(sequence, image, done)
             if not count:
                 return ["encoder_budget"]
             self._plan_slices(sequence, image, done, done + count, draft)
@@ -392,7 +390,6 @@ class Scheduler:
             self.encoder_cache.add(image.digest, image.length, len(image.slices))
         self.encoder_cache.hold(image.digest, sequence.request_id)
         self.encoder_cache.advance(image.digest, last - first)
-        draft.budget.spend_slices(sequence, image, first, last)
         draft.encodes.append(EncodeItem(sequence, image, first, last))
         draft.planned.add(sequence.request_id)
 

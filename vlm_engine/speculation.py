@@ -146,32 +146,30 @@ class Speculator:
         """Start a step with the sequences that run."""
         self._running, self._times = running, None
 
-    def propose(
-        self, sequence: Sequence, most: int, fit: Callable[[Items[float]], int]
-    ) -> tuple[tuple[int, ...], float]:
-        """Tokens that may follow the newest one of a sequence that decodes, often none, and what they take.
+    def propose(self, sequence: Sequence, most: int, take: Callable[[Items[float]], int]) -> tuple[int, ...]:
+        """Tokens that may follow the newest one of a sequence that decodes, often none.
 
         Args:
             sequence: It decodes in the step being planned.
             most: How many positions there is memory for.
-            fit: How many more tokens fit the step, of which the first ``i + 1`` take ``costs_ms[i]``.
+            take: Books as many of some tokens as fit the step, of which the first ``i + 1`` take
+                ``costs_ms[i]``; tells how many.
         """
         room = min(most, sequence.max_tokens - sequence.num_output_tokens - 1)
         most = min(room, self._config.num_speculative_tokens)
         if most < 1:
-            return (), 0.0
+            return ()
         course = self._course(sequence)
         course.num_waited += 1
         found, proposed = course.lookup.find(sequence.token_ids, most)
         proposed = tuple(takewhile(lambda token_id: token_id not in course.barred, proposed))
         if not proposed:
-            return (), 0.0
+            return ()
         course.common = self._common.setdefault((sequence.is_interactive, found), Odds())
         step_ms, share_ms = self._step_times()
         token_ms = self.costs.token_ms(step_ms)
         costs_ms = [token_ms * count for count in range(1, len(proposed) + 1)]
-        count = min(_num_worth(course, costs_ms, share_ms), fit(costs_ms))
-        return proposed[:count], costs_ms[count - 1] if count else 0.0
+        return proposed[: take(costs_ms[: _num_worth(course, costs_ms, share_ms)])]
 
     def _step_times(self) -> tuple[float, float]:
         """What the decodes of the step being planned take, together and each its share."""

@@ -14,8 +14,8 @@ import pytest
 from appliance.device_sharing import share_device, turn_config, with_gate
 from appliance.settings import Settings, SettingsError, load_settings, to_json
 from vision.detector import Detector
-from vlm_engine.budget import StaticBudget
 from vlm_engine.gate_server import GateServer
+from vlm_engine.static_budget import StaticBudget
 
 EMPTY = np.zeros((48, 64, 3), np.uint8)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")

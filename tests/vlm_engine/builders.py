@@ -4,13 +4,13 @@ import hashlib
 from itertools import count
 
 from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import StaticBudget
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import StepPlan
 from vlm_engine.request import GenerationRequest, Priority
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence
+from vlm_engine.static_budget import StaticBudget
 
 _ids = count()
 

@@ -10,7 +10,7 @@ from itertools import count
 
 from tests.vlm_engine.builders import image, make_sequence
 from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import LatencyTargets, StaticBudget, StepBudget, TimeBudget
+from vlm_engine.budget import LatencyTargets, StepBudget, TimeBudget
 from vlm_engine.cost_model import CostModel, Road, SliceWork, StepWork
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import StepPlan
@@ -18,6 +18,7 @@ from vlm_engine.scheduler import Scheduler
 from vlm_engine.sequence import Placeholder, Sequence, Status
 from vlm_engine.side_budget import SideBudget
 from vlm_engine.slices import TowerLayout, cut
+from vlm_engine.static_budget import StaticBudget
 from vlm_engine.turn import Turn
 from vlm_engine.turn_queue import TurnQueue
 

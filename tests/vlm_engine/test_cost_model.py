@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.vlm_engine.builders import make_sequence
 from tests.vlm_engine.simulator import SLICES, STEP_TRUTH, Simulator, Truth, percentile
-from vlm_engine.budget import LatencyTargets, TimeBudget
+from vlm_engine.budget import LatencyTargets, Moment, TimeBudget
 from vlm_engine.cost_model import CostModel, LinearModel, SliceWork, StepWork
 
 
@@ -81,21 +81,21 @@ def chat_with_tokens(num_output: int, first_s: float, last_s: float) -> object:
 
 def test_the_allowance_is_what_the_target_leaves() -> None:
     budget = budget_of(chat_itl_ms=100.0)
-    budget.begin([chat_with_tokens(5, 0.6, 1.0)], [], 1.01)  # type: ignore[list-item]
+    budget.begin(Moment([chat_with_tokens(5, 0.6, 1.0)], [], 1.01))  # type: ignore[list-item]
     assert budget.allowance_ms == pytest.approx(90.0)
-    budget.begin([chat_with_tokens(5, 0.4, 1.0)], [], 1.0)  # type: ignore[list-item]
+    budget.begin(Moment([chat_with_tokens(5, 0.4, 1.0)], [], 1.0))  # type: ignore[list-item]
     assert budget.allowance_ms == 0.0, "a chat that is late on average gets what it needs first"
 
 
 def test_without_chats_steps_are_as_long_as_a_first_token_may_wait() -> None:
     budget = budget_of(chat_ttft_ms=400.0)
-    budget.begin([], [], 0.0)
+    budget.begin(Moment([], [], 0.0))
     assert budget.allowance_ms == 200.0
 
 
 def test_a_prompt_is_cut_to_what_fits() -> None:
     budget, frame = budget_of(chat_itl_ms=100.0), make_sequence(2000, priority="background")
-    budget.begin([chat_with_tokens(1, 1.0, 1.0), frame], [], 1.0)  # type: ignore[list-item]
+    budget.begin(Moment([chat_with_tokens(1, 1.0, 1.0), frame], [], 1.0))  # type: ignore[list-item]
     fits = budget.fit_tokens(frame, 2000)
     budget.spend_tokens(frame, fits)
     assert 20 < fits < 200
@@ -110,7 +110,7 @@ def test_background_keeps_its_share_when_nothing_fits() -> None:
     given_at = []
     for step in range(200):
         now = step * 0.02
-        budget.begin([chat_with_tokens(1, now, now), frame], [], now)  # type: ignore[list-item]
+        budget.begin(Moment([chat_with_tokens(1, now, now), frame], [], now))  # type: ignore[list-item]
         fits = budget.fit_tokens(frame, 2000)
         if fits:
             budget.spend_tokens(frame, fits)
@@ -127,7 +127,7 @@ def test_the_floor_is_kept_where_decodes_alone_take_long() -> None:
     )
     now, paid_ms = 0.0, 0.0
     for _ in range(50):
-        budget.begin([chat_with_tokens(1, now, now), frame], [], now)  # type: ignore[list-item]
+        budget.begin(Moment([chat_with_tokens(1, now, now), frame], [], now))  # type: ignore[list-item]
         alone_ms = budget.predicted_ms
         fits = budget.fit_tokens(frame, 9000)
         budget.spend_tokens(frame, fits)
@@ -139,7 +139,7 @@ def test_the_floor_is_kept_where_decodes_alone_take_long() -> None:
 def test_background_leaves_time_for_a_first_token() -> None:
     budget = budget_of(chat_ttft_ms=400.0)
     chat, frame = make_sequence(20, arrival_s=1.0), make_sequence(9000, priority="background")
-    budget.begin([frame], [chat], 1.25)
+    budget.begin(Moment([frame], [chat], 1.25))
     assert budget.allowance_ms == 200.0
     budget.spend_tokens(frame, budget.fit_tokens(frame, 9000))
     assert 100.0 < budget.predicted_ms <= 150.0
@@ -151,7 +151,7 @@ def test_a_preempted_chat_is_computed_again_beside_chats_without_slack() -> None
     chat.first_token_s = chat.last_token_s = 0.9
     running = [chat_with_tokens(1, 1.0, 1.0), chat]
     for now, fits in ((1.0, 0), (1.3, 64)):
-        budget.begin(running, [], now)  # type: ignore[arg-type]
+        budget.begin(Moment(running, [], now))  # type: ignore[arg-type]
         assert budget.fit_tokens(chat, 203) == fits
     budget.spend_tokens(chat, 64)
     assert budget.counts["chat_overruns"] == 1

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from vlm_engine.budget import StaticBudget
 from vlm_engine.config import TurnConfig
 from vlm_engine.errors import GateError
 from vlm_engine.gate_client import GateClient
 from vlm_engine.gate_server import GateServer
 from vlm_engine.gate_wire import Ask, Hello, Release, encode
+from vlm_engine.static_budget import StaticBudget
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")
 

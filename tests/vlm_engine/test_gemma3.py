@@ -14,7 +14,7 @@ from tests.vlm_engine.builders import image, make_scheduler, make_sequence
 from tests.vlm_engine.builders import run as run_plans
 from tests.vlm_engine.reference import Case, Family, prompt_length, run, sliced_features, stock_features
 from vlm_engine import Engine, EngineConfig
-from vlm_engine.budget import LatencyTargets, TimeBudget
+from vlm_engine.budget import LatencyTargets, Moment, TimeBudget
 from vlm_engine.cost_model import CostModel
 from vlm_engine.errors import ModelLoadError, RequestError, UnsupportedModel
 from vlm_engine.models import load_model, load_prompts
@@ -57,16 +57,16 @@ def test_an_image_waits_for_a_step_with_room_for_all_of_it() -> None:
     """A millisecond a token: a step of 200 ms has room, one of 40 ms beside a chat has none."""
     budget = TimeBudget(ONE_MS, LatencyTargets(chat_itl_ms=40.0, chat_ttft_ms=400.0), 512)
     frame = waiting_at_an_image()
-    budget.begin([], [frame], 0.0)
+    budget.begin(Moment([], [frame], 0.0))
     assert budget.fit_tokens(frame, 80) >= 60
     chat = make_sequence(4)
     chat.num_computed_tokens, chat.first_token_s, chat.last_token_s = 4, 0.0, 0.0
     chat.append(5)
-    budget.begin([chat], [frame], 0.0)
+    budget.begin(Moment([chat], [frame], 0.0))
     budget.spend_tokens(chat, 1)
     budget.floor.pay(1.0, 0.0)
     assert budget.fit_tokens(frame, 80) == 0
-    budget.begin([chat], [frame], 60.0)
+    budget.begin(Moment([chat], [frame], 60.0))
     budget.spend_tokens(chat, 1)
     assert budget.fit_tokens(frame, 80) >= 60, "background has its share by then"
 

@@ -1,5 +1,7 @@
 """Background work takes no more of a step than it needs to be done in time."""
 
+import math
+
 import pytest
 
 from tests.vlm_engine.simulator import Simulator, Truth, percentile
@@ -44,10 +46,10 @@ def test_the_share_that_is_needed(work: list[Owed], share: float) -> None:
 
 
 def test_a_share_as_milliseconds_beside_chats() -> None:
-    assert paced_ms(0.0, 15.0) == 0.0
-    assert paced_ms(0.5, 15.0) == pytest.approx(15.0)
-    assert paced_ms(0.75, 15.0) == pytest.approx(45.0)
-    assert paced_ms(1.0, 15.0) is None
+    assert paced_ms(0.0, 15.0) == 15.0
+    assert paced_ms(0.5, 15.0) == pytest.approx(30.0)
+    assert paced_ms(0.75, 15.0) == pytest.approx(60.0)
+    assert paced_ms(1.0, 15.0) == math.inf
 
 
 def simulate(rate: float, background_ttft_ms: float, seconds: float = 60.0) -> Simulator:

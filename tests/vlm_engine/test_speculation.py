@@ -15,7 +15,7 @@ from tests.vlm_engine.test_answers import answers, wish
 from tests.vlm_engine.test_engine import make_engine, picture
 from tests.vlm_engine.test_scheduler_properties import sequences
 from vlm_engine import Engine, EngineConfig, StructuredOutput, TokenEvent
-from vlm_engine.budget import LatencyTargets, TimeBudget
+from vlm_engine.budget import LatencyTargets, Moment, TimeBudget
 from vlm_engine.config import SpeculativeConfig
 from vlm_engine.cost_model import CostModel
 from vlm_engine.lookup import Earlier, Lookup
@@ -307,16 +307,15 @@ def test_a_chat_has_proposals_as_far_as_its_allowance_goes(itl_ms: float, fits: 
     costs = CostModel(CHEAP)
     budget = TimeBudget(costs, LatencyTargets(chat_itl_ms=itl_ms), 64)
     chat = decoding(5.0, chat=True, text=[1, 2, 3, 4, 5, 6])
-    budget.begin([chat], [], 5.0)
+    budget.begin(Moment([chat], [], 5.0))
     budget.spend_tokens(chat, 1)
-    assert budget.fit_proposed(chat, [0.2, 0.4, 0.6, 0.8]) == fits
-    budget.spend_proposed(chat, 2, 0.4)
-    assert budget.predicted_ms == pytest.approx(10.6)
+    assert budget.take_proposed(chat, [0.2, 0.4, 0.6, 0.8]) == fits
+    assert budget.predicted_ms == pytest.approx(10.2 + 0.2 * fits)
 
 
 def take(speculator: Speculator, sequence: Sequence) -> tuple[int, ...]:
     speculator.begin([sequence])
-    return speculator.propose(sequence, 64, len)[0]
+    return speculator.propose(sequence, 64, len)
 
 
 def test_proposals_that_are_never_right_cost_a_hundredth_of_the_time() -> None:

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from tests.vlm_engine.builders import make_sequence
 from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import LatencyTargets, StaticBudget, TimeBudget
+from vlm_engine.budget import LatencyTargets, TimeBudget
 from vlm_engine.cost_model import CostModel
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.plan import StepPlan
 from vlm_engine.scheduler import Scheduler
+from vlm_engine.static_budget import StaticBudget
 from vlm_engine.turn import Turn
 from vlm_engine.turn_queue import FLOOR_SHARE, TurnQueue
 
