@@ -2,8 +2,8 @@
 
     python benchmarks/speculation.py [--checkpoint DIR] [--items 24] [--rounds 3] [--output FILE]
 
-Two engines share one loaded model and take turns, request by request, on one thread. Times are of the
-processor, so that a busy machine does not count, and of steps that decode only. Every answer is compared.
+Two engines share one loaded model and take turns, step by step, on one thread, so that what slows the machine
+slows both. Times are of the processor, and of steps that decode only. Every answer is compared.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,28 +45,34 @@ class Tally:
     num_tokens: int = 0
     num_steps: int = 0
     answers: list[tuple[int, ...]] = field(default_factory=list)
+    _said: dict[str, list[int]] = field(default_factory=dict)
+    _plans: list[StepPlan] = field(default_factory=list)
 
-    def run(self, requests: Iterable[GenerationRequest]) -> None:
-        """Answer some requests at once, and book the steps that only decode."""
-        plans: list[StepPlan] = []
+    def __post_init__(self) -> None:
         plan = self.engine.scheduler.plan
-        self.engine.scheduler.plan = lambda now: plans.append(plan(now)) or plans[-1]  # type: ignore[method-assign,func-returns-value]
-        said: dict[str, list[int]] = {}
+        self.engine.scheduler.plan = lambda now: self._plans.append(plan(now)) or self._plans[-1]  # type: ignore[method-assign,func-returns-value]
+
+    def add(self, requests: Iterable[GenerationRequest]) -> None:
+        """Begin with some requests at once."""
+        self._said.clear()
         for request in requests:
             self.engine.add(request)
-        while self.engine.has_work:
-            started = time.process_time()
-            events = self.engine.step()
-            spent_ms = 1e3 * (time.process_time() - started)
-            for event in events:
-                said.setdefault(event.request_id, []).extend(event.token_ids)
-            chunks = plans[-1].chunks
-            if chunks and not plans[-1].encodes and all(chunk.end - chunk.start == 1 for chunk in chunks):
-                self.decode_ms += spent_ms
-                self.num_steps += 1
-                self.num_tokens += sum(len(event.token_ids) for event in events)
-        self.engine.scheduler.plan = plan  # type: ignore[method-assign]
-        self.answers += map(tuple, said.values())
+
+    def step(self) -> None:
+        """Compute one step, and book it if it only decodes."""
+        started = time.process_time()
+        events = self.engine.step()
+        spent_ms = 1e3 * (time.process_time() - started)
+        for event in events:
+            self._said.setdefault(event.request_id, []).extend(event.token_ids)
+        plan = self._plans[-1]
+        self._plans.clear()
+        if plan.chunks and not plan.encodes and all(chunk.end - chunk.start == 1 for chunk in plan.chunks):
+            self.decode_ms += spent_ms
+            self.num_steps += 1
+            self.num_tokens += sum(len(event.token_ids) for event in events)
+        if not self.engine.has_work:
+            self.answers += map(tuple, self._said.values())
 
     @property
     def token_ms(self) -> float:
@@ -79,19 +86,19 @@ def shown(scene: Scene) -> str:
     return detection_line([each.label for each in scene.objects], centers)
 
 
-def frames(count: int, seed: int) -> Iterator[GenerationRequest]:
+def frames(number: int, seed: int) -> Iterator[GenerationRequest]:
     """Pictures of four cameras in turn, seconds apart, as the describer asks for them."""
     streams = [SceneStream(place, seed=seed, fps=1.0, size=(448, 256)) for place in PLACES]
-    for index in range(count):
+    for index in range(number):
         picture, scene = streams[index % len(streams)].frame(5 * (index // len(streams)))
         image = Image.fromarray(np.ascontiguousarray(picture[..., ::-1]))
         messages = describe_messages(DEFAULT_INSTRUCTION, image, shown(scene))
         yield GenerationRequest(f"frame {index}", messages, GREEDY, priority="background")
 
 
-def drawn(count: int, seed: int) -> Iterator[GenerationRequest]:
+def drawn(number: int, seed: int) -> Iterator[GenerationRequest]:
     """Chats whose words are drawn at random, so that what stood before says nothing of what comes."""
-    for index in range(count):
+    for index in range(number):
         sampling = SamplingParams(max_tokens=96, temperature=3.0, seed=seed + index, ignore_eos=True)
         messages = [{"role": "user", "content": "Tell me something about the street. " * (1 + index % 3)}]
         yield GenerationRequest(f"chat {index}", messages, sampling)
@@ -128,13 +135,19 @@ class Setup:
 def side_by_side(
     setup: Setup, speculative: SpeculativeConfig | None, work: Requests, *, plain_first: bool
 ) -> dict[str, Any]:
-    """One round: both engines anew, request by request in turns."""
+    """One round: both engines anew, step by step in turns."""
     first = setup.tally(None if plain_first else speculative)
     second = setup.tally(speculative if plain_first else None)
     plain, guessing = (first, second) if plain_first else (second, first)
-    for index, requests in enumerate(work):
-        for tally in (plain, guessing) if index % 2 else (guessing, plain):
-            tally.run(requests)
+    for requests in work:
+        plain.add(requests)
+        guessing.add(requests)
+        for turn in count():
+            working = [each for each in (plain, guessing) if each.engine.has_work]
+            if not working:
+                break
+            for tally in working[:: 1 if turn % 2 else -1]:
+                tally.step()
     stats = guessing.engine.stats().speculation
     return {
         "plain_token_ms": round(plain.token_ms, 4),

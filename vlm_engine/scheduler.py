@@ -328,13 +328,16 @@ class Scheduler:
         if self.speculator is None or not sequence.is_decoding:
             return ()
         size, held = self.pool.block_size, len(sequence.block_ids)
-        num_kept = len(self.running) + self._num_withheld(sequence, 1)
-        num_free = max(0, self.pool.num_free - num_kept)
-        room = (held + num_free) * size - sequence.num_tokens
+
+        def room() -> int:
+            num_kept = len(self.running) + self._num_withheld(sequence, 1)
+            return (held + max(0, self.pool.num_free - num_kept)) * size - sequence.num_tokens
+
         take = partial(self.budget.take_proposed, sequence)
         proposed = self.speculator.propose(sequence, room, take)
-        num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
-        sequence.block_ids += self.pool.allocate(max(0, num_missing))
+        if proposed:
+            num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
+            sequence.block_ids += self.pool.allocate(max(0, num_missing))
         return proposed
 
     def _admit(self, sequence: Sequence, draft: Draft) -> list[str]:

@@ -9,7 +9,7 @@ of this sequence and of all; pure Python.
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from itertools import accumulate, takewhile
+from itertools import accumulate, islice, takewhile
 
 from vlm_engine.config import SpeculativeConfig
 from vlm_engine.cost_model import LinearModel
@@ -29,7 +29,11 @@ KEPT = 0.95
 # What one more token takes of a step until some steps with proposals were measured.
 FIRST_COST = 0.03
 NUM_FIRST = 8
-LEARN_EVERY = 8
+LEARN_EVERY = 32
+# After so many looks for nothing every second step is looked at, then every third, then every fourth: after a
+# model's pass, which leaves others no cache, a look takes 20 us, some percent of a small model's step.
+PATIENCE = 4
+MOST_RESTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,11 @@ class DecodeCosts:
 
     def learn(self, chunks: Items[Chunk], measured_ms: float) -> None:
         """Learn from a step; those with other work, and most of those without proposals, tell nothing."""
-        if any(chunk.end - chunk.start != 1 for chunk in chunks):
-            return
-        num_proposed = sum(len(chunk.proposed) for chunk in chunks)
         self._num_seen += 1
+        num_proposed = sum(len(chunk.proposed) for chunk in chunks)
         if not num_proposed and self._num_seen % LEARN_EVERY:
+            return
+        if any(chunk.end - chunk.start != 1 for chunk in chunks):
             return
         if self._model is None:
             self._model = LinearModel((measured_ms, 0.0, 0.0, FIRST_COST * measured_ms))
@@ -120,6 +124,13 @@ class _Course:
     odds: Odds = field(default_factory=lambda: Odds(0.0, 0.0))
     common: Odds = field(default_factory=Odds)
     num_waited: int = 0
+    num_missed: int = 0
+    num_rests: int = 0
+
+    def looked(self, *, is_worth: bool) -> None:
+        """Book whether a look was worth it, and rest for some steps after many that were not."""
+        self.num_missed = 0 if is_worth else self.num_missed + 1
+        self.num_rests = min(self.num_missed // PATIENCE, MOST_RESTS)
 
 
 class Speculator:
@@ -146,30 +157,46 @@ class Speculator:
         """Start a step with the sequences that run."""
         self._running, self._times = running, None
 
-    def propose(self, sequence: Sequence, most: int, take: Callable[[Items[float]], int]) -> tuple[int, ...]:
+    def propose(
+        self, sequence: Sequence, room: Callable[[], int], take: Callable[[Items[float]], int]
+    ) -> tuple[int, ...]:
         """Tokens that may follow the newest one of a sequence that decodes, often none.
 
         Args:
             sequence: It decodes in the step being planned.
-            most: How many positions there is memory for.
+            room: How many positions there is memory for.
             take: Books as many of some tokens as fit the step, of which the first ``i + 1`` take
                 ``costs_ms[i]``; tells how many.
         """
-        room = min(most, sequence.max_tokens - sequence.num_output_tokens - 1)
-        most = min(room, self._config.num_speculative_tokens)
+        num_left = sequence.max_tokens - sequence.num_output_tokens - 1
+        most = min(num_left, self._config.num_speculative_tokens)
         if most < 1:
             return ()
         course = self._course(sequence)
         course.num_waited += 1
-        found, proposed = course.lookup.find(sequence.token_ids, most)
-        proposed = tuple(takewhile(lambda token_id: token_id not in course.barred, proposed))
+        if course.num_rests:
+            course.num_rests -= 1
+            return ()
+        found, followed = course.lookup.find(sequence.token_ids, most)
+        if not found:
+            course.looked(is_worth=False)
+            return ()
+        likely = takewhile(lambda token_id: token_id not in course.barred, followed)
+        proposed = tuple(islice(likely, max(0, room())))
         if not proposed:
             return ()
         course.common = self._common.setdefault((sequence.is_interactive, found), Odds())
-        step_ms, share_ms = self._step_times()
-        token_ms = self.costs.token_ms(step_ms)
-        costs_ms = [token_ms * count for count in range(1, len(proposed) + 1)]
-        return proposed[: take(costs_ms[: _num_worth(course, costs_ms, share_ms)])]
+        costs_ms = self._costs_of(len(proposed))
+        share_ms = self._step_times()[1]
+        num_worth = _num_worth(course, costs_ms, share_ms)
+        course.looked(is_worth=num_worth > 0)
+        count = num_worth or _num_tried(course, costs_ms, share_ms)
+        return proposed[: take(costs_ms[:count])] if count else ()
+
+    def _costs_of(self, num_proposed: int) -> list[float]:
+        """What the first, the first two, ... of some proposed tokens take."""
+        token_ms = self.costs.token_ms(self._step_times()[0])
+        return [token_ms * count for count in range(1, num_proposed + 1)]
 
     def _step_times(self) -> tuple[float, float]:
         """What the decodes of the step being planned take, together and each its share."""
@@ -216,13 +243,16 @@ class Speculator:
 
 
 def _num_worth(course: _Course, costs_ms: list[float], share_ms: float) -> int:
-    """How many of the proposed tokens gain the most time; one for a trial that can be paid."""
+    """How many of the proposed tokens gain the most time; 0 where none gains any."""
     rate = course.odds.given(course.common)
     expected = accumulate(rate ** (index + 1) for index in range(len(costs_ms)))
     gains_ms = [num * share_ms - cost_ms for num, cost_ms in zip(expected, costs_ms, strict=True)]
-    best = max(range(len(gains_ms)), key=gains_ms.__getitem__)
-    if gains_ms[best] > 0:
-        return best + 1
+    best = max(gains_ms, default=0.0)
+    return gains_ms.index(best) + 1 if best > 0 else 0
+
+
+def _num_tried(course: _Course, costs_ms: list[float], share_ms: float) -> int:
+    """One token for a trial that can be paid by now, or is due anyway."""
     is_paid = course.num_waited * TRIAL_SHARE * share_ms >= costs_ms[0]
     if not is_paid and course.num_waited < TRIAL_EVERY:
         return 0

@@ -23,11 +23,11 @@ class Guesses(Speculator):
         self._coming, self._wrong, self._most = coming, wrong, most
         self._random = random.Random(len(coming))
 
-    def propose(self, sequence: Sequence, most: int, take: Callable[[Items[float]], int]) -> tuple[int, ...]:
-        room = min(most, self._most, sequence.max_tokens - sequence.num_output_tokens - 1)
+    def propose(
+        self, sequence: Sequence, room: Callable[[], int], take: Callable[[Items[float]], int]
+    ) -> tuple[int, ...]:
+        most = max(0, min(room(), self._most, sequence.max_tokens - sequence.num_output_tokens - 1))
         done = sequence.num_output_tokens
-        ahead = [*self._coming.get(sequence.request_id, ())[done : done + room], *range(20, 20 + self._most)]
-        proposed = [
-            abs(each - 1) if self._random.random() < self._wrong else each for each in ahead[: max(0, room)]
-        ]
+        ahead = [*self._coming.get(sequence.request_id, ())[done : done + most], *range(20, 20 + self._most)]
+        proposed = [abs(each - 1) if self._random.random() < self._wrong else each for each in ahead[:most]]
         return tuple(proposed[: take([0.01] * len(proposed))])
