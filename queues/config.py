@@ -70,13 +70,8 @@ class QueueConfig:
 
     @property
     def keys(self) -> list[str]:
-        """The keys that every script takes: stream, counts, dead letters, results, wake."""
-        return [self.stream, self.key("counts"), self.dead, self.results, self.wake]
-
-    @property
-    def wake(self) -> str:
-        """Name of the stream that tells waiting workers of a put."""
-        return self.key("wake")
+        """The keys that every script takes: stream, counts, dead letters, results."""
+        return [self.stream, self.key("counts"), self.dead, self.results]
 
     def key(self, name: str) -> str:
         """A key that lives on the same Redis Cluster node as the stream, by its hash tag."""

@@ -30,6 +30,7 @@ OLDEST_VERSION = (7, 0)
 """XAUTOCLAIM reports deleted entries from Redis 7.0 on; Valkey began at 7.2."""
 
 _LONGEST_LOOKUP_S = 1.0
+_READ_SIZE = 2**18
 
 UNREACHABLE = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError)
 """Errors of the way to the server, or of one that is starting or switching roles: waiting may cure them."""
@@ -104,7 +105,12 @@ def connect_reader(url: str, config: QueueConfig) -> redis.asyncio.Redis:
 
 
 def _connect_async(url: str, config: QueueConfig, options: dict[str, Any]) -> redis.asyncio.Redis:
-    address = parse_address(url)
+    client = _new_async(parse_address(url), config, options)
+    client.connection_pool.connection_kwargs["socket_read_size"] = _READ_SIZE
+    return client
+
+
+def _new_async(address: Address, config: QueueConfig, options: dict[str, Any]) -> redis.asyncio.Redis:
     if address.service is None:
         return redis.asyncio.Redis(**_plain(address) | options)
     lookups = _lookups(address, config) | {"retry": AsyncRetry(NoBackoff(), 0)}

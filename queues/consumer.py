@@ -1,6 +1,7 @@
 """The worker's side: take jobs, keep their leases, finish or fail each."""
 
 import asyncio
+import itertools
 import os
 import socket
 import time
@@ -12,8 +13,9 @@ from typing import Any, Self
 from queues import scripts
 from queues.config import QueueConfig
 from queues.errors import QueueError
-from queues.link import Argument, Link
+from queues.link import Link
 from queues.outage import Outage
+from queues.pipe import Argument
 from queues.status import parse_status
 from queues.types import Delivery, Job, QueueStatus
 
@@ -31,14 +33,19 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _delivery(
-    entry_id: bytes, flat: list[bytes], times_delivered: int, now_ms: int, waited_ms: float | None = None
+    entry_id: bytes,
+    flat: list[bytes],
+    body: bytes,
+    times_delivered: int,
+    now_ms: int,
+    waited_ms: float | None = None,
 ) -> Delivery:
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     expires_at = fields[b"expires_at"]
     job = Job(
         job_id=fields[b"job_id"].decode(),
         key=fields[b"key"].decode(),
-        body=fields[b"body"],
+        body=body,
         created_at=float(fields[b"created_at"]),
         expires_at=float(expires_at) if expires_at else None,
         slot=fields.get(b"slot", b"").decode() or None,
@@ -47,6 +54,10 @@ def _delivery(
     waited_ms = queue_ms if waited_ms is None else waited_ms
     num_replaced = int(fields.get(b"num_replaced", 0))
     return Delivery(job, entry_id.decode(), times_delivered, queue_ms, waited_ms, num_replaced)
+
+
+def _present(rows: list[Any], bodies: list[bytes | None]) -> list[tuple[Any, bytes]]:
+    return [(row, body) for row, body in zip(rows, bodies, strict=False) if body is not None]
 
 
 def _waits(flat: list[Any]) -> list[tuple[str, float]]:
@@ -76,7 +87,8 @@ class JobConsumer:
         self._held: dict[str, tuple[Delivery, float]] = {}
         self._cursor = "0-0"
         self._next_claim = 0.0
-        self._last_wake: bytes | str = "0-0"
+        self._newest: bytes | str = "0-0"
+        self._hands, self._numbers = uuid.uuid4().hex, itertools.count()
         self.waits_s: Mapping[str, float] = {}
         self.expired_s: list[tuple[str, float]] = []
         self._keeper: asyncio.Task[None] | None = None
@@ -126,7 +138,6 @@ class JobConsumer:
         answer = await self._settle(
             scripts.FINISH,
             delivery,
-            len(job.body),
             job.job_id,
             job.key,
             f"{self.name}:{delivery.entry_id}",
@@ -162,7 +173,7 @@ class JobConsumer:
         Waits through an outage as `finish` does.
         """
         job = delivery.job
-        answer = await self._settle(scripts.DROP, delivery, len(job.body), reason, job.job_id, job.key)
+        answer = await self._settle(scripts.DROP, delivery, reason, job.job_id, job.key)
         return bool(answer == 1)
 
     async def status(self) -> QueueStatus:
@@ -207,29 +218,54 @@ class JobConsumer:
         self._cursor = answer[0].decode()
         if self._cursor == "0-0":
             self._next_claim = time.monotonic() + min(_CLAIM_EVERY_S, config.visibility_s / 4)
-        found = [_delivery(entry_id, flat, times, answer[1]) for entry_id, flat, times in answer[2]]
-        return self._hold([delivery for delivery in found if delivery.entry_id not in self._held])
+        rows = [row for row in answer[2] if row[0].decode() not in self._held]
+        bodies = await self._bodies([entry_id for entry_id, *_ in rows])
+        return self._hold(
+            [_delivery(row[0], row[1], body, row[2], answer[1]) for row, body in _present(rows, bodies)]
+        )
+
+    async def _bodies(self, entry_ids: list[bytes]) -> list[bytes | None]:
+        """The bodies of entries, None for one that is gone: another worker was quicker."""
+        if not entry_ids:
+            return []
+        keys = [self.config.key(f"body:{entry_id.decode()}") for entry_id in entry_ids]
+        found: Any = await self._link.ask(lambda: self._link.commands.mget(keys))
+        return found or []
 
     async def _take(self, max_jobs: int, hold: Collection[str], left_s: float) -> list[Delivery]:
-        arguments: tuple[Argument, ...] = (max_jobs, *hold)
-        found = self._taken(await self._link.run(scripts.TAKE, self.name, *arguments))
-        if found or not left_s:
-            return found
+        found = await self._ask_for(True, (max_jobs, *hold))
+        if found or found is None or not left_s:
+            return found or []
         # why: it sleeps until a job comes (also one since the last look), or silent workers are due.
         due_s = max(0.001, self._next_claim - time.monotonic())
         block_ms = _milliseconds(min(left_s, self.config.max_block_s, due_s))
-        answer = await self._link.run_when_told(
-            self.config.wake, self._last_wake, block_ms, scripts.TAKE, self.name, *arguments
-        )
-        return self._taken(answer)
+        told = (self.config.stream, self._newest, block_ms)
+        return await self._ask_for(False, (max_jobs, *hold), told) or []
 
-    def _taken(self, answer: Any) -> list[Delivery]:
+    async def _ask_for(
+        self,
+        is_first: bool,
+        arguments: tuple[Argument, ...],
+        told: tuple[str, bytes | str, int] | None = None,
+    ) -> list[Delivery] | None:
+        """What there is to take; None when the group was gone, and then nothing was looked for."""
+        # invariant: a hand of its own for each call, else two at once might get each other's body.
+        hand = self.config.key(f"hand:{self._hands}:{next(self._numbers)}")
+        answer = await self._link.run_and_get(
+            scripts.TAKE, self.name, hand, int(is_first), *arguments, told=told
+        )
         if answer is None:
-            return []
-        now_ms, found, waits, expired, self._last_wake = answer
+            return None
+        (now_ms, rows, waits, expired, newest), first = answer
+        if is_first:
+            self._newest = newest
         self.waits_s = dict(_waits(waits))
         self.expired_s += _waits(expired)
-        return self._hold([_delivery(entry_id, flat, 1, now_ms, ms) for entry_id, flat, ms in found])
+        bodies: list[bytes | None] = [] if first is None else [first]
+        bodies += await self._bodies([entry_id for entry_id, *_ in rows[len(bodies) :]])
+        return self._hold(
+            [_delivery(row[0], row[1], body, 1, now_ms, row[2]) for row, body in _present(rows, bodies)]
+        )
 
     def _hold(self, deliveries: list[Delivery]) -> list[Delivery]:
         now = time.monotonic()

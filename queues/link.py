@@ -2,18 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import redis
+import redis.asyncio
 
 from queues.config import QueueConfig
 from queues.connection import check_server, connect_async, connect_reader, translate
 from queues.errors import QueueUnavailable
 from queues.outage import Outage
+from queues.pipe import Argument, exchange
 
 T = TypeVar("T")
-Argument = str | bytes | int | float
 
 
 def _is_group_gone(error: Exception) -> bool:
@@ -48,6 +49,7 @@ class Link:
         self.commands = connect_async(url, config)
         self.reads = connect_reader(url, config)
         self._url = url
+        self._reading: Any = None
         self._scripts: dict[str, Any] = {}
 
     async def open(self) -> None:
@@ -84,47 +86,57 @@ class Link:
         self.outage.good()
         return answer
 
-    async def run_when_told(
+    async def run_and_get(
         self,
-        stream: str,
-        last_id: bytes | str,
-        block_ms: int,
         script: str,
         consumer: str,
+        key: str,
         *arguments: Argument,
-    ) -> Any:
-        """The answer of a script that runs once `stream` has more than `last_id`, or `block_ms` are over.
+        told: tuple[str, bytes | str, int] | None = None,
+    ) -> tuple[Any, bytes | None] | None:
+        """The answer of a script that gets `key` as its first argument, and what it left there, which goes.
 
-        Errors as in `ask`. If nobody reads the answer any more, the script may have run all the same.
+        With `told`, a stream, an id and a number of ms, it runs once the stream has more than that, or the
+        time is over. Errors as in `ask`. If nobody reads the answer any more, the script may have run anyway.
 
-        why: both are sent at once and the server holds the second back until the first is through, so that
-        what comes is answered without another round trip.
+        why: all is sent at once and the server holds back what stands behind a read that waits, so that what
+        comes is answered without another round trip.
         """
-        call, keys, own = self._script(script), self.config.keys, [self.config.group, consumer, *arguments]
-        told = ("XREAD", "BLOCK", block_ms, "STREAMS", stream, last_id)
+        call, keys = self._script(script), self.config.keys
+        sent = [("EVALSHA", call.sha, len(keys), *keys, self.config.group, consumer, key, *arguments)]
+        sent.append(("GETDEL", key))
+        waits = [("XREAD", "BLOCK", told[2], "STREAMS", *told[:2])] if told else []
 
-        async def run() -> Any:
+        async def run() -> tuple[Any, bytes | None]:
             try:
-                return await self._both(told, ("EVALSHA", call.sha, len(keys), *keys, *own))
+                answers = await (self._wait_for([*waits, *sent]) if told else self._together(sent))
             except redis.exceptions.NoScriptError:
-                return await call(keys, own)
+                await self.commands.script_load(script)
+                answers = await self._together(sent)
+            return answers[-2], answers[-1]
 
         return await self.ask(run)
 
-    async def _both(self, first: tuple[Argument, ...], second: tuple[Argument, ...]) -> Any:
-        """The answer to the second of two commands that are sent at once."""
-        pool = self.reads.connection_pool
+    async def _together(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        pool = self.commands.connection_pool
         connection = await pool.get_connection()  # type: ignore[no-untyped-call]
         try:
-            await connection.send_packed_command(connection.pack_commands([first, second]))
-            await connection.read_response()
-            return await connection.read_response()
-        except redis.ResponseError:
-            # invariant: no answer is left behind for who comes next.
-            await connection.disconnect(nowait=True)
-            raise
+            return await exchange(connection, commands, self.config.command_timeout_s)
         finally:
             await pool.release(connection)
+
+    async def _wait_for(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """The same on the connection for blocking reads; one at a time.
+
+        why: it goes back to the pool, which looks whether it still lives, before the next read: who waits for
+        what comes does not wait for that.
+        """
+        pool = self.reads.connection_pool
+        held, self._reading = self._reading, None
+        if held:
+            await pool.release(held)
+        self._reading = await pool.get_connection()  # type: ignore[no-untyped-call]
+        return await exchange(self._reading, commands, self.config.max_block_s + self.config.read_margin_s)
 
     def _script(self, script: str) -> Any:
         call = self._scripts.get(script) or self.commands.register_script(script)

@@ -1,18 +1,22 @@
 """Lua that the queue's scripts share: the books, and the lines in which jobs wait for their turn.
 
-KEYS are always stream, counts, dead letters, results, wake; ARGV starts with group and consumer.
+KEYS are always stream, counts, dead letters, results; ARGV starts with group and consumer.
 
-The stream holds the jobs, the consumer group the leases; the lines say whose turn it is. Of each key with
-waiting jobs `turns` has the place at which it stands in the round, and `line:<key>` its jobs' places. A place
-is a time in microseconds that is never given twice, so that it also tells since when it is held. `loads` has
-a key's waiting bytes, `slots` every waiting entry with its slot ('' for none). `wake` tells readers of a put.
+The stream holds the jobs, `body:<entry id>` the body of each, the consumer group the leases; the lines say
+whose turn it is. Of each key with waiting jobs `turns` has the place at which it stands in the round,
+`line:<key>` its jobs' places, and `load:<key>` in counts their bytes. A place is a time in microseconds that
+is never given twice, so that it also tells since when it is held. `slots` has every waiting entry with its
+slot ('' for none).
+
+why: a body is a key of its own because Lua copies what passes it several times, plain commands do not.
 
 invariant: an entry of the stream is in a line or pending, never both; `reindex` puts back what was added to
-the stream by others, or whose group is gone.
+the stream by others, or whose group is gone. A body is there as long as its entry, and `bytes` in counts is
+the size of all of them: they come and go in one step.
 """
 
 BOOKS = """
-local stream, counts, dead, results, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local stream, counts, dead, results = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local group, consumer = ARGV[1], ARGV[2]
 
 -- why: asked once; a script is one moment.
@@ -27,6 +31,8 @@ local function now_ms() return math.floor(now_us() / 1000) end
 local function own(name) return '{' .. stream .. '}:' .. name end
 
 local function state_key(job_id) return own('job:' .. job_id) end
+
+local function body_key(entry_id) return own('body:' .. entry_id) end
 
 local function count(name, number) redis.call('HINCRBY', counts, name, number) end
 
@@ -53,16 +59,27 @@ end
 
 local function entry_of(entry_id) return redis.call('XRANGE', stream, entry_id, entry_id)[1] end
 
+-- An entry that others added has its body inside; returns whether there is one at all.
+local function has_body(entry_id, job)
+  if job.body and redis.call('SETNX', body_key(entry_id), job.body) == 1 then count('bytes', #job.body) end
+  return redis.call('EXISTS', body_key(entry_id)) == 1
+end
+
+-- Forgets an entry, which may be gone already, and its body; returns the size of that.
 -- why: `0 - size`, since the minus of 0 is '-0' to Redis, which is no integer.
-local function remove(entry_id, size)
+local function remove(entry_id)
+  local size = redis.call('STRLEN', body_key(entry_id))
   redis.call('XACK', stream, group, entry_id)
-  if redis.call('XDEL', stream, entry_id) == 1 then count('bytes', 0 - size) end
+  redis.call('XDEL', stream, entry_id)
+  if redis.call('DEL', body_key(entry_id)) == 1 then count('bytes', 0 - size) end
+  return size
 end
 
 local function bury(entry_id, job, times, reason, max_len)
-  remove(entry_id, #job.body)
+  local body = redis.call('GET', body_key(entry_id)) or ''
+  remove(entry_id)
   redis.call('XADD', dead, 'MAXLEN', '~', max_len, '*', 'job_id', job.job_id, 'key', job.key,
-    'times_delivered', times, 'reason', reason, 'created_at', job.created_at, 'body', job.body)
+    'times_delivered', times, 'reason', reason, 'created_at', job.created_at, 'body', body)
   count('dropped:dead', 1)
   tell_dropped(job.job_id, job.key, 'dead: ' .. reason)
 end
@@ -75,7 +92,7 @@ end
 LINES = (
     BOOKS
     + """
-local turns, loads, slots = own('turns'), own('loads'), own('slots')
+local turns, slots = own('turns'), own('slots')
 
 local function line(key) return own('line:' .. key) end
 
@@ -90,32 +107,33 @@ local function next_place()
   return place
 end
 
-local function join(key, entry_id, size, slot, place)
+local function load(key) return 'load:' .. key end
+
+-- The caller counts the load.
+local function join(key, entry_id, slot, place)
   redis.call('ZADD', line(key), place, entry_id)
   redis.call('ZADD', turns, 'NX', place, key)
-  redis.call('HINCRBY', loads, key, size)
   redis.call('HSET', slots, entry_id, slot)
 end
 
 -- Returns whether others of the key still wait.
-local function leave(key, entry_id, size)
+local function leave(key, entry_id)
   redis.call('ZREM', line(key), entry_id)
   redis.call('HDEL', slots, entry_id)
   if redis.call('EXISTS', line(key)) == 1 then
-    redis.call('HINCRBY', loads, key, 0 - size)
+    count(load(key), 0 - redis.call('STRLEN', body_key(entry_id)))
     return true
   end
   redis.call('ZREM', turns, key)
-  redis.call('HDEL', loads, key)
+  redis.call('HDEL', counts, load(key))
   return false
 end
 
 local function drop_waiting(key, entry_id, reason)
   local entry = entry_of(entry_id)
   local job = entry and fields_of(entry)
-  local size = job and #job.body or 0
-  leave(key, entry_id, size)
-  if job then remove(entry_id, size) end
+  leave(key, entry_id)
+  local size = remove(entry_id)
   if job and is_late(job, now_ms()) then reason = 'expired' end
   count('dropped:' .. reason, 1)
   if job then tell_dropped(job.job_id, key, reason) end
@@ -123,8 +141,11 @@ local function drop_waiting(key, entry_id, reason)
 end
 
 local function forget_lines()
-  for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do redis.call('DEL', line(key)) end
-  redis.call('DEL', turns, loads, slots)
+  for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+    redis.call('DEL', line(key))
+    redis.call('HDEL', counts, load(key))
+  end
+  redis.call('DEL', turns, slots)
 end
 
 local function reindex()
@@ -133,7 +154,9 @@ local function reindex()
   for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
     if not pending[entry[1]] and redis.call('HEXISTS', slots, entry[1]) == 0 then
       local job = fields_of(entry)
-      join(job.key, entry[1], #job.body, job.slot or '', next_place())
+      has_body(entry[1], job)
+      join(job.key, entry[1], job.slot or '', next_place())
+      count(load(job.key), redis.call('STRLEN', body_key(entry[1])))
     end
   end
 end

@@ -12,8 +12,8 @@ from queues import scripts
 from queues.config import QueueConfig
 from queues.connection import UNREACHABLE, check_server, connect, translate
 from queues.errors import JobTooLarge, QueueFull, QueueUnavailable
-from queues.link import Argument
 from queues.outage import Outage
+from queues.pipe import Argument, Pipe
 from queues.status import parse_status
 from queues.types import Job, QueueStatus
 
@@ -32,6 +32,7 @@ class JobProducer:
         self._url = url
         self._drops: Counter[str] = Counter()
         self._client = connect(url, self.config)
+        self._pipe = Pipe(self._client)
         self._put = self._client.register_script(scripts.PUT)
         self._status = self._client.register_script(scripts.STATUS)
         self._keys = self.config.keys
@@ -87,6 +88,7 @@ class JobProducer:
 
     def close(self) -> None:
         """Close the connection; queued jobs stay."""
+        self._pipe.close()
         self._client.close()
 
     def __enter__(self) -> Self:
@@ -97,10 +99,22 @@ class JobProducer:
 
     def _try_put(self, job: Job, token: str) -> int:
         drops = dict(self._drops)
-        answer = self._call(self._put, self._put_arguments(job, token, drops))
+        arguments = self._put_arguments(job, token, drops)
+        answer = self._call(lambda keys, given: self._put_at_once(job.body, token, keys, given), arguments)
         if answer >= 0:
             self._drops.subtract(drops)
         return int(answer)
+
+    def _put_at_once(self, body: bytes, token: str, keys: list[str], arguments: list[Argument]) -> Any:
+        """The script's answer; the body comes before it, and is gone after it unless the script took it."""
+        sent = self.config.key(f"put:{token}")
+        call = ("EVALSHA", self._put.sha, len(keys), *keys, *arguments)
+        commands = [("SET", sent, body), call, ("DEL", sent)]
+        try:
+            return self._pipe.transaction(commands)[1]
+        except redis.exceptions.NoScriptError:
+            self._client.script_load(scripts.PUT)
+            return self._pipe.transaction(commands)[1]
 
     def _put_arguments(self, job: Job, token: str, drops: dict[str, int]) -> list[Argument]:
         ttl_ms: int | str = "" if job.expires_at is None else round((job.expires_at - time.time()) * 1000)
@@ -112,7 +126,7 @@ class JobProducer:
             repr(job.created_at),
             "" if job.expires_at is None else repr(job.expires_at),
             ttl_ms,
-            job.body,
+            len(job.body),
             round(self.config.dedup_ttl_s * 1000),
             self.config.max_len,
             self.config.max_bytes,

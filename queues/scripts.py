@@ -1,11 +1,11 @@
 """The queue's state changes as Lua scripts: each is atomic, so a killed process leaves no half-done step.
 
-An entry has the fields job_id, key, slot, created_at, expires_at, deadline_ms, num_replaced, body. The key
+An entry has the fields job_id, key, slot, created_at, expires_at, deadline_ms, num_replaced. The key
 `job:<id>` holds a job id's state for `dedup_ttl_s`: the token of the `put` that queued it, then
 `done:<the delivery's token>`.
 
 invariant: a job's entry stays in the stream until it is finished, buried or dropped, and is then deleted, so
-XLEN is what waits plus what is pending, and `bytes` in counts is the size of exactly these bodies.
+XLEN is what waits plus what is pending.
 
 why: scripts instead of XADD's `MAXLEN ~`: that trims the oldest entries, which are the ones being worked on,
 and does not tell how many nor how many bytes went. And lines of our own instead of XREADGROUP's order: that
@@ -17,23 +17,21 @@ from queues.prelude import BOOKS, LINES
 PUT = (
     LINES
     + """
--- ARGV: token, job_id, key, slot, created_at, expires_at, ttl_ms, body, dedup_ttl_ms, max_len, max_bytes,
+-- In one transaction with the SET of `put:<token>`, which is the body, before it and its DEL after it.
+-- ARGV: token, job_id, key, slot, created_at, expires_at, ttl_ms, size, dedup_ttl_ms, max_len, max_bytes,
 --       max_per_slot, may_drop, then reason, number of drops that the producer counted by itself.
 -- Returns 1 queued, 0 duplicate, -1 no room.
-local token, job_id, key, slot, body = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[10]
+local token, job_id, key, slot, size = ARGV[3], ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[10])
 local max_len, max_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
 local max_per_slot, may_drop = tonumber(ARGV[14]), ARGV[15] == '1'
 
-local known = redis.call('GET', state_key(job_id))
+local known = redis.call('SET', state_key(job_id), token, 'NX', 'GET', 'PX', ARGV[11])
 if known == token then return 1 end
 local length = redis.call('XLEN', stream)
-if length == 0 then
-  -- why: HSET first; a script that began with a DEL may grow a memory that is full.
-  redis.call('HSET', counts, 'bytes', 0)
-  forget_lines()
-end
-local books = redis.call('HMGET', counts, 'bytes', 'place')
-local bytes = tonumber(books[1] or 0)
+if length == 0 and redis.call('EXISTS', turns, slots) > 0 then forget_lines() end
+local books = redis.call('HMGET', counts, 'bytes', 'place', 'put', load(key))
+local bytes, weight = 0, 0
+if length > 0 then bytes, weight = tonumber(books[1] or 0), tonumber(books[4] or 0) end
 
 -- The slot's jobs that this one replaces, and the places of all of them.
 local replaced, kept, places = {}, {}, {}
@@ -48,30 +46,31 @@ if slot ~= '' and not known then
 end
 
 local function is_over()
-  return length > 0 and (length + 1 > max_len or bytes + #body > max_bytes)
+  return length > 0 and (length + 1 > max_len or bytes + size > max_bytes)
 end
-if not known and #replaced == 0 and not may_drop and is_over() then return -1 end
+if not known and #replaced == 0 and not may_drop and is_over() then
+  redis.call('DEL', state_key(job_id))
+  return -1
+end
 
 for i = 16, #ARGV, 2 do count('dropped:' .. ARGV[i], ARGV[i + 1]) end
 if known then
   count('duplicates', 1)
   return 0
 end
-redis.call('SET', state_key(job_id), token, 'PX', ARGV[11])
-count('put', 1)
 
 -- invariant: who replaces a waiting job takes its place, and the key keeps its turn: being new costs neither.
-local place, num_replaced = place_after(books[2]), 0
-redis.call('HSET', counts, 'place', place)
+local last, num_replaced = place_after(books[2]), 0
+local place = last
 if #replaced > 0 then
   for i, entry_id in ipairs(kept) do redis.call('ZADD', line(key), places[i], entry_id) end
   place = places[#kept + 1]
 end
 local turn = #replaced > 0 and redis.call('ZSCORE', turns, key)
 for _, entry_id in ipairs(replaced) do
-  local old, size = drop_waiting(key, entry_id, 'replaced')
+  local old, old_size = drop_waiting(key, entry_id, 'replaced')
   num_replaced = num_replaced + 1 + (old and tonumber(old.num_replaced) or 0)
-  length, bytes = length - 1, bytes - size
+  length, bytes, weight = length - 1, bytes - old_size, weight - old_size
 end
 
 -- The key whose waiting jobs take the most room, this job included; among equals the putting one.
@@ -79,9 +78,10 @@ local function heaviest(by_length)
   local found, most = false, -1
   for _, other in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
     local is_own = other == key
-    local load = by_length and redis.call('ZCARD', line(other)) or tonumber(redis.call('HGET', loads, other))
-    if is_own then load = load + (by_length and 1 or #body) end
-    if load > most or (load == most and is_own) then found, most = other, load end
+    local room = by_length and redis.call('ZCARD', line(other))
+      or tonumber(redis.call('HGET', counts, load(other)) or 0)
+    if is_own then room = room + (by_length and 1 or size) end
+    if room > most or (room == most and is_own) then found, most = other, room end
   end
   return found
 end
@@ -89,23 +89,26 @@ end
 while may_drop and is_over() do
   local victim = heaviest(length + 1 > max_len)
   if not victim then
+    redis.call('HSET', counts, 'place', last)
+    count('put', 1)
     count('dropped:overflow', 1)
     tell_dropped(job_id, key, 'overflow')
     return 1
   end
-  local _, size = drop_waiting(victim, redis.call('ZRANGE', line(victim), 0, 0)[1], 'overflow')
-  length, bytes = length - 1, bytes - size
+  local _, old_size = drop_waiting(victim, redis.call('ZRANGE', line(victim), 0, 0)[1], 'overflow')
+  length, bytes = length - 1, bytes - old_size
+  if victim == key then weight = weight - old_size end
 end
 
 local deadline_ms = ''
 if ARGV[9] ~= '' then deadline_ms = string.format('%d', now_ms() + ARGV[9]) end
 local entry_id = redis.call('XADD', stream, '*', 'job_id', job_id, 'key', key, 'slot', slot,
-  'created_at', ARGV[7], 'expires_at', ARGV[8], 'deadline_ms', deadline_ms,
-  'num_replaced', num_replaced, 'body', body)
-count('bytes', #body)
-join(key, entry_id, #body, slot, place)
+  'created_at', ARGV[7], 'expires_at', ARGV[8], 'deadline_ms', deadline_ms, 'num_replaced', num_replaced)
+redis.call('RENAME', own('put:' .. token), body_key(entry_id))
+redis.call('HSET', counts, 'bytes', bytes + size, 'place', last, 'put', tonumber(books[3] or 0) + 1,
+  load(key), weight + size)
+join(key, entry_id, slot, place)
 if turn then redis.call('ZADD', turns, turn, key) end
-redis.call('XADD', wake, 'MAXLEN', 1, '*', 'key', key)
 return 1
 """
 )
@@ -113,14 +116,17 @@ return 1
 TAKE = (
     LINES
     + """
--- Takes the oldest job of the key whose turn it is, again and again. ARGV: max_jobs, then keys to pass over.
+-- Takes the oldest job of the key whose turn it is, again and again, and copies the first one's body to the
+-- key `hand`, for a command behind this one. ARGV: hand, is_first, max_jobs, then keys to pass over.
 -- Returns the server's time, (entry_id, fields, ms that its place waited)..., of the keys that still wait a
--- flat list of (key, ms that its first place waits), the same of jobs that expired meanwhile, and the id
--- behind which `wake` tells of the next put.
-local max_jobs, passed = tonumber(ARGV[3]), {}
-for i = 4, #ARGV do passed[ARGV[i]] = true end
+-- flat list of (key, ms that its first place waits), the same of jobs that expired meanwhile, and the newest
+-- entry's id, behind which the stream tells of the next put. Who looked a moment ago (not is_first) need not
+-- look again for what others added, and knows that id.
+local hand, is_first, max_jobs, passed = ARGV[3], ARGV[4] == '1', tonumber(ARGV[5]), {}
+for i = 6, #ARGV do passed[ARGV[i]] = true end
 local now, found, waits, expired = now_ms(), {}, {}, {}
-if redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis.call('HLEN', slots) then
+if is_first
+  and redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis.call('HLEN', slots) then
   reindex()
 end
 
@@ -135,6 +141,13 @@ end
 
 local function wait_of(place) return math.max(0, math.floor(now - tonumber(place) / 1000)) end
 
+local function hand_over(entry_id)
+  if #found > 0 then return redis.call('EXISTS', body_key(entry_id)) == 1 end
+  if redis.call('COPY', body_key(entry_id), hand, 'REPLACE') == 0 then return false end
+  redis.call('PEXPIRE', hand, 10000)
+  return true
+end
+
 local key = next_key()
 while key and #found < max_jobs do
   local entry_id, place = unpack(redis.call('ZRANGE', line(key), 0, 0, 'WITHSCORES'))
@@ -144,12 +157,17 @@ while key and #found < max_jobs do
     drop_waiting(key, entry_id, 'expired')
     expired[#expired + 1], expired[#expired + 2] = key, wait_of(place)
   else
-    local has_more = leave(key, entry_id, #job.body)
+    -- why: first, so that nothing has changed when there is no such group.
+    redis.call('XCLAIM', stream, group, consumer, 0, entry_id, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
+    local has_more = leave(key, entry_id)
     if is_done(job.job_id) then
-      remove(entry_id, #job.body)
+      remove(entry_id)
       count('duplicates', 1)
+    elseif not hand_over(entry_id) then
+      remove(entry_id)
+      count('dropped:expired', 1)
+      tell_dropped(job.job_id, key, 'expired')
     else
-      redis.call('XCLAIM', stream, group, consumer, 0, entry_id, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
       if has_more then redis.call('ZADD', turns, next_place(), key) end
       found[#found + 1] = {entry_id, entry[2], wait_of(place)}
     end
@@ -162,7 +180,7 @@ for _, other in ipairs(order) do
   local head = redis.call('ZRANGE', line(other), 0, 0, 'WITHSCORES')
   waits[#waits + 1], waits[#waits + 2] = other, wait_of(head[2])
 end
-local last = redis.call('XREVRANGE', wake, '+', '-', 'COUNT', 1)[1]
+local last = is_first and redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)[1]
 return {now, found, waits, expired, last and last[1] or '0-0'}
 """
 )
@@ -175,15 +193,17 @@ CLAIM = (
 local reply = redis.call('XAUTOCLAIM', stream, group, consumer, ARGV[3], ARGV[4], 'COUNT', ARGV[5])
 local max_deliveries, dead_max_len = tonumber(ARGV[6]), ARGV[7]
 local now, wanted = now_ms(), {}
+for _, entry_id in ipairs(reply[3]) do remove(entry_id) end
 if #reply[3] > 0 then count('dropped:expired', #reply[3]) end
 for _, entry in ipairs(reply[2]) do
   local job = fields_of(entry)
   local times = redis.call('XPENDING', stream, group, entry[1], entry[1], 1)[1][4]
+  local has_any = has_body(entry[1], job)
   if is_done(job.job_id) then
-    remove(entry[1], #job.body)
+    remove(entry[1])
     count('duplicates', 1)
-  elseif is_late(job, now) then
-    remove(entry[1], #job.body)
+  elseif not has_any or is_late(job, now) then
+    remove(entry[1])
     count('dropped:expired', 1)
     tell_dropped(job.job_id, job.key, 'expired')
   elseif times > max_deliveries then
@@ -199,19 +219,19 @@ return {reply[1], now, wanted}
 FINISH = (
     BOOKS
     + """
--- ARGV: entry_id, size, job_id, key, token, result, dedup_ttl_ms, result_max_len.
+-- ARGV: entry_id, job_id, key, token, result, dedup_ttl_ms, result_max_len.
 -- Returns 1 when this delivery's result is the one that was stored, 0 when another one was.
-local entry_id, size, job_id, token = ARGV[3], ARGV[4], ARGV[5], 'done:' .. ARGV[7]
+local entry_id, job_id, token = ARGV[3], ARGV[4], 'done:' .. ARGV[6]
 local known = redis.call('GET', state_key(job_id))
 -- why: first, because Redis refuses a script's growing writes when memory is full unless it has freed some.
-remove(entry_id, size)
+remove(entry_id)
 if known == token then return 1 end
 if known and string.sub(known, 1, 5) == 'done:' then
   count('duplicates', 1)
   return 0
 end
-redis.call('SET', state_key(job_id), token, 'PX', ARGV[9])
-redis.call('XADD', results, 'MAXLEN', '~', ARGV[10], '*', 'job_id', job_id, 'key', ARGV[6], 'body', ARGV[8])
+redis.call('SET', state_key(job_id), token, 'PX', ARGV[8])
+redis.call('XADD', results, 'MAXLEN', '~', ARGV[9], '*', 'job_id', job_id, 'key', ARGV[5], 'body', ARGV[7])
 count('done', 1)
 return 1
 """
@@ -227,7 +247,7 @@ local entry_id, times = ARGV[3], tonumber(ARGV[4])
 if not held_by_us(entry_id) then return -1 end
 local entry = entry_of(entry_id)
 if not entry then
-  redis.call('XACK', stream, group, entry_id)
+  remove(entry_id)
   count('dropped:expired', 1)
   tell_dropped(ARGV[9], ARGV[10], 'expired')
   return 0
@@ -245,12 +265,12 @@ return 1
 DROP = (
     BOOKS
     + """
--- Ends a job that is not worth an answer any more. ARGV: entry_id, size, reason, job_id, key.
+-- Ends a job that is not worth an answer any more. ARGV: entry_id, reason, job_id, key.
 -- Returns 1 dropped, 0 when another worker has it.
 if not held_by_us(ARGV[3]) then return 0 end
-remove(ARGV[3], ARGV[4])
-count('dropped:' .. ARGV[5], 1)
-tell_dropped(ARGV[6], ARGV[7], ARGV[5])
+remove(ARGV[3])
+count('dropped:' .. ARGV[4], 1)
+tell_dropped(ARGV[5], ARGV[6], ARGV[4])
 return 1
 """
 )
@@ -279,13 +299,14 @@ if length > 0 and (length + 1 > tonumber(ARGV[4]) or bytes > tonumber(ARGV[5])) 
 local created_at = job.created_at or string.match(letter[1], '^%d+') / 1000
 redis.call('SET', state_key(job.job_id), 'revived:' .. letter[1], 'PX', ARGV[6])
 local entry_id = redis.call('XADD', stream, '*', 'job_id', job.job_id, 'key', job.key, 'slot', '',
-  'created_at', created_at, 'expires_at', '', 'deadline_ms', '', 'num_replaced', 0, 'body', job.body)
+  'created_at', created_at, 'expires_at', '', 'deadline_ms', '', 'num_replaced', 0)
+redis.call('SET', body_key(entry_id), job.body)
 redis.call('XDEL', dead, letter[1])
 -- invariant: what was put is done, dropped, waiting or pending: the letter was dropped, and this is put.
 count('put', 1)
 count('bytes', #job.body)
-join(job.key, entry_id, #job.body, '', next_place())
-redis.call('XADD', wake, 'MAXLEN', 1, '*', 'key', job.key)
+count(load(job.key), #job.body)
+join(job.key, entry_id, '', next_place())
 return 1
 """
 )
@@ -363,6 +384,7 @@ FORGET = (
     + """
 -- Deletes all that the queue keeps, but for the ids of its jobs, which expire.
 forget_lines()
+for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do redis.call('DEL', body_key(entry[1])) end
 redis.call('DEL', own('told'), own('dropped'), unpack(KEYS))
 return 1
 """

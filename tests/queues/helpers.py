@@ -39,6 +39,15 @@ def raw_client(server: EmbeddedServer) -> redis.Redis:
     return redis.Redis.from_url(server.url, protocol=2)
 
 
+def body_sizes(client: redis.Redis) -> dict[bytes, int]:
+    """The size of each entry's body; nothing is left on its way in, on its way out only for a while."""
+    own = f"{{{FAST.stream}}}:".encode()
+    assert not client.keys(own + b"put:*")
+    assert all(client.pttl(name) != -1 for name in client.keys(own + b"hand:*"))
+    names = client.keys(own + b"body:*")
+    return {name.removeprefix(own + b"body:"): client.strlen(name) for name in names}
+
+
 def kill_server(server: EmbeddedServer) -> None:
     with raw_client(server) as client:
         process_id = client.info("server")["process_id"]

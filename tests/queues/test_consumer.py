@@ -248,6 +248,24 @@ async def test_a_trimmed_entry_that_is_pending_is_acked_and_counted(
     assert (status.dropped, status.dead) == ({"expired": 2}, 0)
 
 
+async def test_a_job_whose_body_is_gone_is_given_up(
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
+) -> None:
+    """Q4: a server that evicted bodies, of jobs that wait and of one in a dead worker's hand."""
+    for name in ("dead", "lost", "lost too", "good"):
+        producer.put(make_job(name))
+    dead = JobConsumer(server.url, FAST)
+    await dead.start()
+    await dead.take(1)
+    await die(dead)
+    with raw_client(server) as client:
+        ids = [entry_id for entry_id, _ in client.xrange(FAST.stream)]
+        client.delete(*(FAST.key(f"body:{entry_id.decode()}") for entry_id in ids[:3]))
+    assert [delivery.job.job_id for delivery in await drain(consumer)] == ["good"]
+    status = await consumer.status()
+    assert (status.depth, status.pending, status.dropped) == (0, 1, {"expired": 3})
+
+
 async def test_expired_jobs_are_dropped_and_counted(
     server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
 ) -> None:
@@ -277,9 +295,9 @@ async def test_results_can_be_stored_when_memory_is_full(
 ) -> None:
     """A full server can be worked off: finishing frees the job before it stores the result."""
     producer.put(make_job("a"))
-    [delivery] = await consumer.take(1)
     with raw_client(server) as client:
         client.config_set("maxmemory", "1mb")
+        [delivery] = await consumer.take(1)
         assert await consumer.finish(delivery, b"result")
         client.config_set("maxmemory", "100mb")
     assert len(await reader.read("0-0")) == 1

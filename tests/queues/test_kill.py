@@ -16,6 +16,7 @@ import pytest
 from queues import EmbeddedServer, JobConsumer, ResultReader
 from tests.children import forkserver
 from tests.queues import kill_targets
+from tests.queues.helpers import body_sizes, raw_client
 from tests.queues.kill_targets import CONFIG
 from tests.queues.test_workers import collect_all
 
@@ -88,6 +89,8 @@ async def test_no_job_is_lost_and_no_result_doubled(server: EmbeddedServer) -> N
             for delivery in await consumer.take(8, 200):
                 await consumer.finish(delivery, delivery.job.job_id.encode())
         results = Counter(result.job_id for result in await collect_all(reader))
+    with raw_client(server) as client:
+        assert body_sizes(client) == {}
     acknowledged = {f"{name}-{n}" for name, target in zip("ab", targets, strict=False) for n in target.told}
     assert len(acknowledged) > NUM_KILLS / 2
     assert not acknowledged - set(results)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from queues import EmbeddedServer, JobConsumer, JobProducer, JobTooLarge, QueueFull, QueueUnavailable
-from tests.queues.helpers import FAST, kill_server, make_job, raw_client
+from tests.queues.helpers import FAST, body_sizes, kill_server, make_job, raw_client
 
 
 def test_a_known_id_is_refused(producer: JobProducer) -> None:
@@ -56,10 +56,41 @@ def test_without_a_consumer_bytes_are_bounded(server: EmbeddedServer) -> None:
         for number in range(60):
             producer.put(make_job(f"{number}", size=3_000 + 100 * number))
         status = producer.status()
-        sizes = [len(fields[b"body"]) for _, fields in client.xrange(FAST.stream)]
+        sizes = body_sizes(client).values()
     assert status.num_bytes == sum(sizes)
     assert 90_000 < status.num_bytes <= 100_000
     assert status.dropped == {"overflow": 60 - len(sizes)}
+
+
+def test_a_put_that_is_not_taken_leaves_no_body(server: EmbeddedServer) -> None:
+    """A body is there as long as its entry: not for a known id, without room, or larger than the budget."""
+    config = replace(FAST, max_bytes=1000, when_full="wait")
+    with JobProducer(server.url, config) as producer, raw_client(server) as client:
+        assert producer.put(make_job("a", size=600))
+        assert not producer.put(make_job("a", size=100))
+        with pytest.raises(QueueFull):
+            producer.put(make_job("b", size=600), timeout_s=0)
+        with JobProducer(server.url, replace(config, when_full="drop_oldest")) as hasty:
+            assert hasty.put(make_job("c", size=500))
+        assert list(body_sizes(client).values()) == [500]
+        assert producer.put(make_job("b", size=500))
+        assert producer.status().num_bytes == 1000
+
+
+async def test_scripts_that_the_server_forgot(
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
+) -> None:
+    """Nothing is queued or left behind by what came without its script, and the next try has it."""
+    with raw_client(server) as client:
+        for name in ("a", "b"):
+            client.script_flush()
+            assert producer.put(make_job(name))
+            client.script_flush()
+            [delivery] = await consumer.take(1)
+            client.script_flush()
+            assert await consumer.finish(delivery, b"result")
+        assert body_sizes(client) == {}
+    assert producer.status().num_done == 2
 
 
 async def test_overflow_never_takes_a_job_from_its_worker(server: EmbeddedServer) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from queues import Delivery, EmbeddedServer, JobConsumer, JobProducer, ResultReader, forget_queue
-from tests.queues.helpers import FAST, die, make_job, raw_client
+from tests.queues.helpers import FAST, body_sizes, die, make_job, raw_client
 
 QUIET = [f"quiet-{number}" for number in range(7)]
 
@@ -19,20 +19,24 @@ def names(deliveries: list[Delivery]) -> list[str]:
 
 
 def check_books(server: EmbeddedServer) -> None:
-    """Lines, loads and slots tell of exactly the entries that wait."""
+    """Lines, loads and slots tell of exactly the entries that wait, bodies and bytes of all."""
     with raw_client(server) as client:
         own = f"{{{FAST.stream}}}:".encode()
         groups = client.xinfo_groups(FAST.stream)
         rows = client.xpending_range(FAST.stream, FAST.group, "-", "+", 9999) if groups else []
         pending = {row["message_id"] for row in rows}
-        waiting = {i: f for i, f in client.xrange(FAST.stream) if i not in pending}
+        entries = dict(client.xrange(FAST.stream))
+        waiting = {i: f for i, f in entries.items() if i not in pending}
         keys = {fields[b"key"] for fields in waiting.values()}
         assert set(client.zrange(own + b"turns", 0, -1)) == keys
         lines = {key: client.zrange(own + b"line:" + key, 0, -1) for key in keys}
         assert sorted(entry for line in lines.values() for entry in line) == sorted(waiting)
         assert client.hgetall(own + b"slots") == {i: f.get(b"slot", b"") for i, f in waiting.items()}
-        loads = {key: b"%d" % sum(len(waiting[i][b"body"]) for i in line) for key, line in lines.items()}
-        assert client.hgetall(own + b"loads") == loads
+        sizes, counts = body_sizes(client), client.hgetall(own + b"counts")
+        assert set(sizes) == set(entries)
+        assert int(counts.get(b"bytes", 0)) == sum(sizes.values())
+        loads = {b"load:" + key: b"%d" % sum(sizes[i] for i in line) for key, line in lines.items()}
+        assert {name: load for name, load in counts.items() if name.startswith(b"load:")} == loads
         assert {key.removeprefix(own + b"line:") for key in client.keys(own + b"line:*")} == keys
 
 
