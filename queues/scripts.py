@@ -141,7 +141,8 @@ end
 
 local function wait_of(place) return math.max(0, math.floor(now - tonumber(place) / 1000)) end
 
-local function hand_over(entry_id)
+local function hand_over(entry_id, job)
+  if job.body then has_body(entry_id, job) end
   if #found > 0 then return redis.call('EXISTS', body_key(entry_id)) == 1 end
   if redis.call('COPY', body_key(entry_id), hand, 'REPLACE') == 0 then return false end
   redis.call('PEXPIRE', hand, 10000)
@@ -163,7 +164,7 @@ while key and #found < max_jobs do
     if is_done(job.job_id) then
       remove(entry_id)
       count('duplicates', 1)
-    elseif not hand_over(entry_id) then
+    elseif not hand_over(entry_id, job) then
       remove(entry_id)
       count('dropped:expired', 1)
       tell_dropped(job.job_id, key, 'expired')

@@ -207,6 +207,25 @@ async def test_lost_lines_are_made_again(
     check_books(server)
 
 
+async def test_jobs_that_an_older_version_left(server: EmbeddedServer, consumer: JobConsumer) -> None:
+    """It had their bodies in the stream: they are worked on, and the books hold afterwards."""
+    fields = {"job_id": "old", "key": "cam", "created_at": 1, "expires_at": "", "deadline_ms": ""}
+    with raw_client(server) as client:
+        for name in ("old", "older"):
+            entry_id = client.xadd(FAST.stream, fields | {"job_id": name, "body": name})
+            client.zadd(FAST.key("line:cam"), {entry_id: time.time() * 1e6})
+            client.zadd(FAST.key("turns"), {"cam": 1.0}, nx=True)
+            client.hset(FAST.key("slots"), entry_id, "")
+    taken = await consumer.take(2)
+    assert [(delivery.job.job_id, delivery.job.body) for delivery in taken] == [
+        ("old", b"old"),
+        ("older", b"older"),
+    ]
+    for delivery in taken:
+        assert await consumer.finish(delivery, b"result")
+    check_books(server)
+
+
 async def test_a_forgotten_queue_leaves_nothing(
     server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
 ) -> None:
