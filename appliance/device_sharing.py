@@ -1,11 +1,14 @@
 """One device for the detector and the engine: which settings say so, and how both sides are joined."""
 
+import logging
 import shutil
 import sys
 import tempfile
+import threading
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
 from vision.detector import DetectorConfig
@@ -15,6 +18,8 @@ from vlm_engine.gate_client import GateClient
 if TYPE_CHECKING:
     from appliance.settings import Settings
     from vision.detector import Detector
+
+log = logging.getLogger(__name__)
 
 SOCKET_NAME = "device.sock"
 NICE = 5
@@ -29,12 +34,18 @@ class DetectorSettings(DetectorConfig):
             does not leave it cores of the CPU (`engine.encode`), ``on`` in any case, ``off`` never.
         min_fps: batches a second that the detector gets under any load of chats, if these take less than
             about a third of the time; above 0.
+        num_threads: cores that a batch may compute on; None for half of them, at least one. More end a batch
+            sooner, and wait for each other in between; ignored where the device is no CPU.
+        collect_ms: how long the first frame of a batch waits for those of other cameras; None for half of
+            what the last batch left of the time between two frames of the fastest one, 10 to 100.
         gate: path of the socket on which the engine lends its device; None lets `serve` choose one. An
             `ingest` of its own on the same machine asks there too.
     """
 
     share_device: Literal["auto", "on", "off"] = "auto"
     min_fps: float = 2.0
+    num_threads: int | None = None
+    collect_ms: float | None = None
     gate: str | None = None
 
     @property
@@ -61,17 +72,32 @@ def turn_config(settings: "Settings") -> TurnConfig | None:
     return TurnConfig(detector.gate, detector.min_fps)
 
 
+def limit_threads(settings: DetectorSettings) -> None:
+    """Have torch compute on as many cores as the settings say in this process, by default half of them.
+
+    why: a detector's layers are so short that its threads wait for each other, spinning, for as long as they
+    compute; the other cores decode the cameras' pictures meanwhile.
+    """
+    import torch
+
+    torch.set_num_threads(settings.num_threads or max(1, torch.get_num_threads() // 2))
+
+
 def stand_back() -> None:
     """Leave an engine that computes on this machine's cores half of them, and go last on the others.
 
     why: what the detector computes beside chats is late by a frame at most, a chat's token is seen.
     """
-    import torch
-
     from vlm_engine.beside import stand_all_aside
 
-    torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     stand_all_aside(NICE)
+
+
+def load_detector(settings: DetectorSettings) -> "Detector":
+    """The detector; one that may take turns computes by torch, whose layers can be cut, until `Hastening`."""
+    from vision.detector import Detector
+
+    return Detector(replace(settings, runtime="torch") if _is_undecided(settings) else settings)
 
 
 def share_device(detector: "Detector", settings: DetectorSettings) -> GateClient | None:
@@ -86,3 +112,42 @@ def share_device(detector: "Detector", settings: DetectorSettings) -> GateClient
     gate = GateClient(settings.gate, device, on_room=stand_back)
     detector.take_turns(gate)
     return gate
+
+
+class Hastening:
+    """A detector that goes over to a faster runtime once the engine has said that it lends no turns.
+
+    The faster one is loaded on a thread, for which frames do not wait. Where nothing is to be decided, this
+    does nothing.
+
+    Args:
+        detector: what computes until then.
+        settings: its own, with the gate.
+        gate: whom it asks for turns.
+    """
+
+    def __init__(self, detector: "Detector", settings: DetectorSettings, gate: GateClient | None) -> None:
+        self._detector, self._settings = detector, settings
+        self._gate = gate if _is_undecided(settings) else None
+        self._loaded: SimpleQueue[Detector] = SimpleQueue()
+
+    def step(self) -> None:
+        """See how far it is; to be called between two batches."""
+        if self._gate is not None and not self._gate.is_shared:
+            self._gate = None
+            threading.Thread(target=self._load, name="hastening", daemon=True).start()
+        if not self._loaded.empty():
+            self._detector.become(self._loaded.get())
+
+    def _load(self) -> None:
+        from vision.detector import Detector
+        from vision.errors import VisionError
+
+        try:
+            self._loaded.put(Detector(self._settings))
+        except VisionError as error:
+            log.warning("the detector goes on as it is: %s", error)
+
+
+def _is_undecided(settings: DetectorSettings) -> bool:
+    return settings.is_sharing and settings.runtime == "auto"

@@ -8,13 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
 
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
 from appliance.courses import Courses, Teller
-from appliance.device_sharing import share_device
+from appliance.device_sharing import Hastening, limit_threads, load_detector, share_device
 from appliance.fates import why_dropped
 from appliance.heap import limit_arenas
 from appliance.logs import set_up_logging
@@ -26,7 +26,6 @@ from queues.config import QueueConfig
 from queues.errors import QueueError, QueueUnavailable
 from queues.producer import JobProducer
 from vision.annotate import encode_jpeg
-from vision.detector import Detector
 from vision.errors import VisionError
 from vision.pipeline import CameraConfig, FrameResult, Pipeline
 from vision.pixels import shrink
@@ -42,7 +41,9 @@ WATCHED_FRAME_EVERY_S = 0.2
 FRAME_SIDE = 1280
 FRAME_QUALITY = 85
 IDLE_WAIT_S = 0.25
-COLLECT_S = 0.01
+# why: frames cost the detector less together, and a frame that has waited so long still shows what is.
+COLLECT_SHARE = 0.5
+COLLECT_S = (0.01, 0.1)
 ASKED_EVERY_S = 0.2
 STOP_S = 2.0
 QUEUE_AGAIN_S = 0.5
@@ -60,14 +61,17 @@ class VisionWorker:
         self._cameras = {name: Camera(name, camera, self._wake) for name, camera in settings.cameras.items()}
         self._ending: list[Camera] = []
         self._news: SimpleQueue[Settings] = SimpleQueue()
-        self._detector = Detector(settings.detector)
+        limit_threads(settings.detector)
+        self._detector = load_detector(settings.detector)
         self._gate = share_device(self._detector, settings.detector)
+        self._hastening = Hastening(self._detector, settings.detector, self._gate)
         self._pipeline = Pipeline(self._detector, [self._config(name) for name in settings.cameras])
         self._producer = _open_producer(redis_url, settings.queue, stop)
         self._board = BoardWriter(redis_url)
         self._courses, self._teller = Courses(), Teller(self._producer)
         self._asked: dict[str, str] = {}
         self._watched: frozenset[str] = frozenset()
+        self._batch_s = 0.0
         self._asked_at = float("-inf")
         self._reported_at = float("-inf")
 
@@ -137,33 +141,47 @@ class VisionWorker:
     def _turn(self) -> None:
         """One batch: the frame that waits of every camera that has one."""
         self._wake.clear()
+        self._hastening.step()
         self._take_news()
         frames = self._collect()
         if frames:
-            self._take_asked()
-            self._forget_reopened()
-            for result in self._pipeline.process(frames):
-                self._publish(result)
+            self._look_at(frames)
         else:
-            self._wait_for_frames()
+            self._wait(IDLE_WAIT_S)
         if time.monotonic() - self._reported_at >= STATUS_EVERY_S:
             self._report()
 
-    def _wait_for_frames(self) -> None:
+    def _look_at(self, frames: Sequence[Frame]) -> None:
         started_s = time.monotonic()
-        self._wake.wait(IDLE_WAIT_S)
+        self._take_asked()
+        self._forget_reopened()
+        for result in self._pipeline.process(frames):
+            self._publish(result)
+        self._batch_s = time.monotonic() - started_s
+
+    def _wait(self, seconds: float) -> None:
+        started_s = time.monotonic()
+        self._wake.wait(seconds)
         if self._gate is not None:
             self._gate.add_idle(time.monotonic() - started_s)
 
     def _collect(self) -> list[Frame]:
         """The frame that waits of every camera; if there is one, the others have a moment to join it."""
-        frames, deadline = self._take_frames(), time.monotonic() + COLLECT_S
-        num_running = sum(camera.reader.state == "running" for camera in self._cameras.values())
-        while frames and len(frames) < num_running and (left_s := deadline - time.monotonic()) > 0:
-            self._wake.wait(left_s)
+        frames, rates = self._take_frames(), self._rates()
+        deadline = time.monotonic() + self._collect_s(rates)
+        while frames and len(frames) < len(rates) and (left_s := deadline - time.monotonic()) > 0:
+            self._wait(left_s)
             self._wake.clear()
             frames += self._take_frames(but={frame.camera for frame in frames})
         return frames
+
+    def _rates(self) -> list[float]:
+        """Of each camera that runs: frames a second."""
+        return [camera.rate.fps for camera in self._cameras.values() if camera.reader.state == "running"]
+
+    def _collect_s(self, rates: Sequence[float]) -> float:
+        asked_ms = self._settings.detector.collect_ms
+        return collect_s(rates, self._batch_s) if asked_ms is None else asked_ms / 1e3
 
     def _take_frames(self, but: Collection[str] = ()) -> list[Frame]:
         others = [camera for name, camera in self._cameras.items() if name not in but]
@@ -226,6 +244,22 @@ class VisionWorker:
         for camera in self._cameras.values():
             camera.reader.watch()
             self._board.write_status(camera.status(self._pipeline.num_held_back(camera.name)))
+
+
+def collect_s(rates: Sequence[float], last_batch_s: float) -> float:
+    """How long the first frame of a batch waits for those of other cameras.
+
+    Half of the time that the last batch left of the pause between two frames of the fastest camera, within
+    bounds, so that the batch is done before that camera's next frame comes.
+
+    Args:
+        rates: frames a second of each camera.
+        last_batch_s: what the last batch took.
+    """
+    least_s, most_s = COLLECT_S
+    fastest = max(rates, default=0.0)
+    left_s = 1 / fastest - last_batch_s if fastest else 0.0
+    return max(least_s, min(most_s, COLLECT_SHARE * left_s))
 
 
 def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -> None:

@@ -77,6 +77,10 @@ def _check_detector(config: DetectorSettings) -> DetectorSettings:
         raise ValueError(f"imgsz must be 32 or more, not {config.imgsz}")
     if not 0 < config.min_fps <= 1000:
         raise ValueError(f"min_fps must be above 0 and at most 1000, not {config.min_fps}")
+    if config.num_threads is not None and config.num_threads < 1:
+        raise ValueError(f"num_threads must be 1 or more, not {config.num_threads}")
+    if config.collect_ms is not None and not 0 <= config.collect_ms <= 1000:
+        raise ValueError(f"collect_ms must be from 0 to 1000, not {config.collect_ms}")
     return config
 
 
@@ -116,9 +120,9 @@ class Settings(BaseSettings):
     )
     detector: Annotated[
         DetectorSettings,
-        _with_defaults(model=BUNDLED_DETECTOR, device="auto"),
+        _with_defaults(model=BUNDLED_DETECTOR, device="auto", runtime="auto"),
         AfterValidator(_check_detector),
-    ] = DetectorSettings(model=BUNDLED_DETECTOR, device="auto")
+    ] = DetectorSettings(model=BUNDLED_DETECTOR, device="auto", runtime="auto")
     tracker: Literal["bytetrack", "botsort"] = "bytetrack"
     queue: QueueConfig = QueueConfig()
     redis: RedisSettings = RedisSettings()

@@ -11,6 +11,8 @@ os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("YOLO_OFFLINE", "true")
 os.environ.setdefault("YOLO_AUTOINSTALL", "false")
 os.environ.setdefault("APPLIANCE_ENGINE__COST_CACHE", "off")
+# why: an export takes seconds, and is the concern of a few tests.
+os.environ.setdefault("APPLIANCE_DETECTOR__RUNTIME", "torch")
 # why: each HTTP client would read the world's certificates, which takes longer than what most tests ask.
 os.environ.setdefault("SSL_CERT_DIR", str(Path(__file__).parent))
 

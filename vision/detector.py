@@ -1,11 +1,12 @@
 """Object detection by an ultralytics model: YOLO26 and every other that it loads, native or exported."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,10 +14,15 @@ from vision.errors import ModelNotFound, ModelUnsupported, UnknownClass, VisionE
 from vision.gate import DeviceGate
 from vision.layer_turns import LayerTurns
 from vision.pixels import to_bgr8
-from vision.runtimes import check_runtime
+from vision.runtimes import check_runtime, share_cores
 from vision.selftest import check_model, check_tflite
 from vision.types import Detections, Image
 from vision.ultralytics_quiet import import_ultralytics
+
+log = logging.getLogger(__name__)
+
+Runtime = Literal["auto", "torch", "openvino"]
+"""What computes a ``.pt``."""
 
 _TASKS = ("detect", "segment", "pose")
 _DEFINITIONS = (".yaml", ".yml")
@@ -37,6 +43,9 @@ class DetectorConfig:
         device: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for CUDA where there is some.
         end2end: use the end-to-end head of a ``.pt`` or ``.yaml`` that has two, as YOLO26; by default its
             one-to-many head is used with ``iou``, as ultralytics does. An export has one head and keeps it.
+        runtime: what computes a ``.pt`` on a CPU: ``torch``; or ``openvino``, by an export that is made once,
+            kept in the user's cache, and checked against the original at each start; or ``auto``, that where
+            it is possible and ``torch`` elsewhere.
     """
 
     model: str
@@ -46,6 +55,7 @@ class DetectorConfig:
     classes: tuple[str, ...] = ()
     device: str = "cpu"
     end2end: bool = False
+    runtime: Runtime = "torch"
 
 
 class Detector:
@@ -56,7 +66,8 @@ class Detector:
 
     Raises:
         ModelNotFound: no such file. Nothing is downloaded.
-        ModelUnsupported: not a detection model, or its runtime is not installed.
+        ModelUnsupported: not a detection model, its runtime is not installed, or it cannot be exported to the
+            one that the configuration insists on.
         ModelBroken: it failed its self-test.
         UnknownClass: ``config.classes`` has a name that the model does not know.
 
@@ -69,13 +80,17 @@ class Detector:
     def __init__(self, config: DetectorConfig) -> None:
         started = time.perf_counter()
         self.config = config
-        self._yolo = _load(_find(config.model))
+        path = _find(config.model)
+        self._yolo = _load(path)
         self._options = _options(config)
         with _as_unsupported(config.model):
             self._warm_up()
+            _share_cores(self._yolo, path)
         self.names: Mapping[int, str] = dict(self._yolo.predictor.model.names)
         class_ids = self._class_ids(config.classes)
         check_model(self._yolo, self._options, config.model)
+        if config.runtime != "torch":
+            self._export(path, is_needed=config.runtime == "openvino")
         self._options["classes"] = class_ids
         self._turns: LayerTurns | None = None
         self.load_s = time.perf_counter() - started
@@ -85,6 +100,15 @@ class Detector:
         """Where the model runs, as ``cpu`` or ``cuda:0``."""
         device = self._yolo.predictor.model.device
         return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+
+    @property
+    def runtime(self) -> str:
+        """What computes, as ultralytics calls the format: ``pt``, ``openvino``, ``onnx``, …"""
+        return str(self._yolo.predictor.model.format)
+
+    def become(self, other: "Detector") -> None:
+        """Compute by the runtime of another detector of the same model from now on, and ask for no turns."""
+        self._yolo, self._options, self._turns = other._yolo, other._options, None
 
     def take_turns(self, gate: DeviceGate) -> None:
         """Ask `gate` for the device from now on, before each batch and, of native models, between layers.
@@ -119,6 +143,26 @@ class Detector:
         results = self._yolo.predict([to_bgr8(image) for image in images], **{**self._options, "conf": conf})
         return [self._detections(result.boxes) for result in results]
 
+    def _export(self, path: str, *, is_needed: bool) -> None:
+        """Go over to an export of the model; where there can be none, stay, and say why."""
+        from vision.exports import exported, why_no_export
+
+        reason = why_no_export(path, self.device)
+        if reason is None:
+            try:
+                self._yolo, self._options = exported(self._yolo, self._options, path)
+            except Exception as error:
+                # why: the converter fails on networks that it does not know in ways of its own
+                reason = f"{type(error).__name__}: {_why(error)}"
+        if reason is None:
+            log.info("the detector %s computes by OpenVINO", path)
+        elif is_needed:
+            raise ModelUnsupported(f"{path} cannot be run by OpenVINO, as detector.runtime asks: {reason}")
+        elif path.endswith(".pt") and self.device == "cpu":
+            log.warning(
+                "the detector %s stays with torch, which takes about twice the time: %s", path, reason
+            )
+
     def _warm_up(self) -> None:
         self._yolo.predict([np.full((320, 320, 3), 114, np.uint8)], **self._options)
 
@@ -135,6 +179,12 @@ class Detector:
         if unknown := [name for name in classes if name not in ids]:
             raise UnknownClass(unknown, self.names.values(), f"the detector {self.config.model}")
         return [ids[name] for name in classes] or None
+
+
+def _share_cores(yolo: Any, path: str) -> None:
+    import torch
+
+    share_cores(yolo.predictor.model, path, torch.get_num_threads())
 
 
 def _find(model: str) -> str:

@@ -3,14 +3,22 @@
 from importlib import import_module
 from typing import Any
 
+import cv2
 import numpy as np
+from numpy.typing import NDArray
 
+from vision.boxes import overlap
 from vision.errors import ModelBroken
 from vision.types import Image
+from vision.ultralytics_quiet import import_ultralytics
 
 _SURE = 0.9
 _MAX_GHOSTS = 10
 _SIDE = 320
+_WEAK = 0.1
+_MUST_AGREE = 0.3
+_SCORE_TOLERANCE = 0.1
+_SAME_BOX = 0.6
 
 
 def check_model(yolo: Any, options: dict[str, Any], model: str) -> None:
@@ -35,6 +43,52 @@ def check_model(yolo: Any, options: dict[str, Any], model: str) -> None:
                 f"{model} is sure of {len(found)} objects on {what}, where there is nothing: "
                 "its weights are damaged or its export is; export it again"
             )
+
+
+def check_agreement(original: Any, export: Any, options: dict[str, Any]) -> None:
+    """See that an export finds what the original finds, in pictures of streets, in noise and in a photograph.
+
+    Args:
+        original: a loaded ultralytics ``Model`` that passed `check_model`.
+        export: another of the same weights; it is loaded by this.
+        options: keywords for the ``predict`` of `export`; the original has those of its last call.
+
+    Raises:
+        ModelBroken: an output that is not finite, or an object that only one of them sees.
+    """
+    pictures = _pictures_with_content()
+    asked = {**options, "conf": _WEAK}
+    found = export.predict(pictures, **asked)
+    if not _is_finite(export.predictor, pictures[0]):
+        raise ModelBroken("the export computes values that are not numbers (NaN)")
+    expected = original.predict(pictures, **{**asked, "device": original.predictor.args.device})
+    for ours, theirs in zip(found, expected, strict=True):
+        mine, original_rows = ours.boxes.data.cpu().numpy(), theirs.boxes.data.cpu().numpy()
+        for rows, others in ((mine, original_rows), (original_rows, mine)):
+            if lost := [row for row in rows if row[4] >= _MUST_AGREE and not _is_among(row, others)]:
+                raise ModelBroken(
+                    f"the export and the original disagree on an object of score {lost[0][4]:.2f}"
+                )
+
+
+def _is_among(row: NDArray[np.float32], others: NDArray[np.float32]) -> bool:
+    return any(
+        row[5] == other[5]
+        and abs(row[4] - other[4]) <= _SCORE_TOLERANCE
+        and overlap(row[:4], other[:4]) >= _SAME_BOX
+        for other in others
+    )
+
+
+def _pictures_with_content() -> list[Image]:
+    """Drawn places, noise, and the street that ultralytics brings along, all of one size."""
+    from vision.scenes import SceneStream
+
+    drawn = [SceneStream(place, 7, 1.0, (448, 256)).frame(5)[0] for place in ("street", "yard", "park")]
+    photograph = import_ultralytics().utils.ASSETS / "bus.jpg"
+    if photograph.exists():
+        drawn.append(np.asarray(cv2.resize(cv2.imread(str(photograph)), (448, 256)), np.uint8))
+    return [*drawn, np.random.default_rng(1).integers(0, 256, (256, 448, 3), np.uint8)]
 
 
 def check_tflite(path: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from appliance.device_sharing import share_device, turn_config, with_gate
+from appliance.device_sharing import Hastening, load_detector, share_device, turn_config, with_gate
 from appliance.settings import Settings, SettingsError, load_settings, to_json
 from vision.detector import Detector
 from vlm_engine.gate_server import GateServer
@@ -115,12 +115,47 @@ def test_auto_asks_an_engine_on_the_same_device(
     assert bool(server.turns.stats().num_rounds) == is_asked
 
 
+@pytest.mark.parametrize(("engine_device", "runtime"), [("cpu", "pt"), ("cuda:0", "openvino")])
+def test_torch_computes_while_turns_may_be_taken(
+    tmp_path: Path, engine_device: str, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers can be cut, an export is one piece; what it is to be, the engine says at the first round."""
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chosen = settings(gate=str(tmp_path / "device.sock"), imgsz=64, runtime="auto")
+    config = turn_config(chosen)
+    assert config is not None
+    server = GateServer(config, engine_device)
+    detector = load_detector(chosen.detector)
+    gate = share_device(detector, chosen.detector)
+    assert gate is not None
+    hastening = Hastening(detector, chosen.detector, gate)
+    stop = serve_turns(server)
+    try:
+        hastening.step()
+        assert detector.runtime == "pt"
+        detector.detect([EMPTY])
+        hastening.step()
+        deadline = time.monotonic() + 60
+        while detector.runtime != runtime and time.monotonic() < deadline:
+            hastening.step()
+            time.sleep(0.02)
+        assert detector.runtime == runtime
+        assert len(detector.detect([EMPTY, EMPTY])) == 2
+    finally:
+        stop()
+        gate.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"share_device": "yes"}, "detector.share_device"),
         ({"min_fps": 0}, "detector.min_fps: must be above 0"),
         ({"min_fps": float("nan")}, "detector.min_fps: must be above 0"),
+        ({"num_threads": 0}, "detector.num_threads: must be 1 or more"),
+        ({"collect_ms": -1}, "detector.collect_ms: must be from 0 to 1000"),
+        ({"runtime": "onnx"}, "detector.runtime"),
         ({"floor": 1}, "detector.floor: unknown key"),
     ],
 )

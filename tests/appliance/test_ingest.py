@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.board import BoardReader, BoardWriter
-from appliance.ingest import VisionWorker
+from appliance.ingest import VisionWorker, collect_s
 from appliance.jobs import CameraStatus, decode_job, frame_key
 from appliance.settings import Settings, load_settings
 from queues import EmbeddedServer, JobConsumer, QueueUnavailable
@@ -149,3 +149,19 @@ def test_a_worker_waits_for_its_redis(tmp_path, caplog):
         (worker,) = made
         stop.set()
         worker.run(stop)
+
+
+@pytest.mark.parametrize(
+    ("rates", "last_batch_s", "expected_s"),
+    [
+        ([5.0] * 8, 0.06, 0.07),
+        ([1.0, 0.5], 0.06, 0.1),
+        ([30.0, 5.0], 0.026, 0.01),
+        ([5.0, 5.0], 0.5, 0.01),
+        ([0.0, 0.0], 0.0, 0.01),
+        ([], 0.0, 0.01),
+    ],
+)
+def test_a_batch_waits_for_other_cameras_while_none_is_late(rates, last_batch_s, expected_s):
+    """Half of what is left until the fastest camera's next frame; never so long that this is late."""
+    assert collect_s(rates, last_batch_s) == pytest.approx(expected_s)

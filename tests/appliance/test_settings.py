@@ -72,7 +72,7 @@ def test_unknown_key_names_its_path_and_what_is_allowed(write):
 def test_unknown_key_of_a_library_and_at_the_top(write):
     text = problem(write("detector: {confidence: 0.5}\ncamera: {}\n"))
 
-    assert "detector.confidence: unknown key; allowed here: classes, conf," in text
+    assert "detector.confidence: unknown key; allowed here: classes, collect_ms, conf," in text
     assert "camera: unknown key; allowed here: cameras, describe, detect, detector, engine" in text
 
 

@@ -1,0 +1,180 @@
+"""A `.pt` as an OpenVINO export: made once, the same answers, and torch where that cannot be."""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from appliance.settings import BUNDLED_DETECTOR
+from vision import exports
+from vision.boxes import overlap
+from vision.detector import Detector, DetectorConfig
+from vision.errors import ModelUnsupported
+from vision.scenes import SceneStream
+from vision.types import Image
+from vision.ultralytics_quiet import import_ultralytics
+
+CONFIG = DetectorConfig(BUNDLED_DETECTOR, imgsz=320, runtime="openvino")
+AUTO = replace(CONFIG, runtime="auto")
+needs_openvino = pytest.mark.skipif(
+    exports.find_spec("openvino") is None, reason="the extra `openvino` brings the runtime"
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder / "vision-appliance" / "detectors"
+
+
+@pytest.fixture(scope="module")
+def fast(cache: Path) -> Detector:
+    return Detector(CONFIG)
+
+
+@pytest.fixture
+def no_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Path:
+        raise RuntimeError("this network is too strange")
+
+    monkeypatch.setattr(exports, "_make", refuse)
+
+
+def frames(size: tuple[int, int] = (448, 256)) -> list[Image]:
+    stream = SceneStream("street", 7, 1.0, size)
+    return [stream.frame(index)[0] for index in (4, 5, 9)]
+
+
+@needs_openvino
+def test_an_export_finds_what_the_weights_find(fast: Detector) -> None:
+    """In batches of any number and frames of any size."""
+    native = Detector(replace(CONFIG, runtime="torch"))
+    assert (fast.runtime, fast.device, native.runtime) == ("openvino", "cpu", "pt")
+    assert fast.names == native.names
+    small, large = frames(), frames((640, 480))
+    for batch in (small, small[:1], [*large, *small], large):
+        found, expected = fast.detect(batch, 0.2), native.detect(batch, 0.35)
+        assert sum(map(len, expected)) >= len(batch)
+        for ours, theirs in zip(found, expected, strict=True):
+            for label, score, box in zip(theirs.labels, theirs.scores, theirs.boxes, strict=True):
+                same = [i for i in range(len(ours)) if overlap(ours.boxes[i], box) > 0.8]
+                assert [ours.labels[i] for i in same] == [label]
+                assert ours.scores[same[0]] == pytest.approx(score, abs=0.03)
+
+
+@needs_openvino
+def test_it_is_made_once_and_nothing_else_is_left(fast: Detector, cache: Path, no_exports: None) -> None:
+    assert Detector(AUTO).runtime == "openvino"
+    (kept,) = cache.iterdir()
+    assert kept.name.startswith("yolo26n-scenes-")
+    assert not list(Path(BUNDLED_DETECTOR).parent.glob("*openvino*"))
+
+
+@needs_openvino
+def test_other_weights_and_sizes_are_other_exports(fast: Detector, cache: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pt"
+    other.write_bytes(Path(BUNDLED_DETECTOR).read_bytes() + b"\0")
+    names = {
+        exports._name(Path(model), size, is_end2end)
+        for model, size, is_end2end in [
+            (BUNDLED_DETECTOR, 320, False),
+            (BUNDLED_DETECTOR, 640, False),
+            (BUNDLED_DETECTOR, 320, True),
+            (str(other), 320, False),
+        ]
+    }
+    assert len(names) == 4
+    assert next(cache.iterdir()).name in names
+
+
+def broken(kept: Path) -> None:
+    next(kept.glob("*.bin")).write_bytes(b"")
+
+
+def of_other_weights(kept: Path) -> None:
+    """All weights are a little less than they were."""
+    weights = next(kept.glob("*.bin"))
+    values = np.frombuffer(weights.read_bytes(), np.float32)
+    weights.write_bytes(np.where(np.abs(values) < 10, values * np.float32(0.7), values).tobytes())
+
+
+@needs_openvino
+@pytest.mark.parametrize("damage", [broken, of_other_weights])
+def test_what_is_damaged_is_not_believed_and_not_kept(
+    fast: Detector,
+    cache: Path,
+    damage: Callable[[Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copied = tmp_path / "vision-appliance" / "detectors"
+    shutil.copytree(cache, copied)
+    damage(next(copied.iterdir()))
+    with caplog.at_level(logging.WARNING, "vision.detector"):
+        assert Detector(AUTO).runtime == "pt"
+    assert "stays with torch" in caplog.text
+    assert list(copied.iterdir()) == []
+
+
+@needs_openvino
+def test_what_cannot_be_exported_stays_with_torch(
+    untrained_pt: Path, cache: Path, no_exports: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = DetectorConfig(str(untrained_pt), imgsz=64, runtime="auto")
+    with caplog.at_level(logging.WARNING, "vision.detector"):
+        assert Detector(config).runtime == "pt"
+    assert f"{untrained_pt} stays with torch" in caplog.text
+    assert "too strange" in caplog.text
+    with pytest.raises(ModelUnsupported, match=r"detector\.runtime asks: RuntimeError: this network"):
+        Detector(replace(config, runtime="openvino"))
+
+
+@needs_openvino
+def test_classes_of_ones_own_and_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file" / "in the way"))
+    (tmp_path / "a file").touch()
+    yolo = import_ultralytics().YOLO("yolov8n.yaml")
+    yolo.model = type(yolo.model)("yolov8n.yaml", nc=2, verbose=False)
+    yolo.model.names = {0: "pallet", 1: "forklift"}
+    yolo.save(tmp_path / "own.pt")
+    with caplog.at_level(logging.WARNING, "vision.exports"):
+        detector = Detector(DetectorConfig(str(tmp_path / "own.pt"), imgsz=64, runtime="openvino"))
+    assert "cannot be kept" in caplog.text
+    assert detector.names == {0: "pallet", 1: "forklift"}
+    assert [len(found) for found in detector.detect(frames())] == [0, 0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a file", "own.pt"]
+
+
+def test_without_the_package_torch_computes(
+    untrained_pt: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is installed; who insists on it is told what to install."""
+    monkeypatch.setattr(exports, "find_spec", lambda _: None)
+    config = DetectorConfig(str(untrained_pt), imgsz=64, runtime="auto")
+    with caplog.at_level(logging.WARNING, "vision.detector"):
+        assert Detector(config).runtime == "pt"
+    assert "pip install openvino" in caplog.text
+    with pytest.raises(ModelUnsupported, match="pip install openvino"):
+        Detector(replace(config, runtime="openvino"))
+    assert exports.why_no_export("a.onnx", "cpu") == "only a .pt can be exported, not a.onnx"
+    assert "cuda:0" in str(exports.why_no_export("a.pt", "cuda:0"))
+
+
+def test_the_newest_exports_are_kept(tmp_path: Path) -> None:
+    for age in range(exports.NUM_KEPT + 3):
+        folder = tmp_path / f"{age}_openvino_model"
+        folder.mkdir()
+        os.utime(folder, (1e9 - age, 1e9 - age))
+    exports._forget_old(tmp_path)
+    assert {int(path.name.split("_")[0]) for path in tmp_path.iterdir()} == set(range(exports.NUM_KEPT))
