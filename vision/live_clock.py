@@ -8,6 +8,9 @@ JUMP_S = 10.0
 LATE_S = 1.0
 """A picture that is so much later than the quickest ones only tells of a queue on the way."""
 
+PATIENCE_S = 1.5
+"""So long nothing but late pictures may come; then the way has become longer, or they come too slowly."""
+
 _FORGET = 1e-3
 
 
@@ -26,8 +29,24 @@ class Moment:
     is_late: bool = False
 
 
+@dataclass(slots=True)
+class _Delay:
+    """Pictures in a row that were all late: where they began, and how far they have caught up."""
+
+    since: float
+    first_lag_s: float
+    least_lag_s: float
+
+    def will_be_over(self, in_time_lag_s: float) -> bool:
+        """Whether in as long again the pictures will be in time, at the rate at which they catch up."""
+        return 2 * self.least_lag_s - self.first_lag_s <= in_time_lag_s
+
+
 class LiveClock:
     """Seconds since the stream's start by its time stamps, while these agree with the local clock.
+
+    Pictures out of a queue on the way are late as long as they catch up. Those that stay behind, after a
+    pause of the camera or on a way that has become longer, are the newest there are: soon they are not late.
 
     Args:
         is_paced: the stream comes in bursts (HLS): its pictures are held until their time.
@@ -40,6 +59,7 @@ class LiveClock:
         self._last_s = 0.0
         self._seen_at = 0.0
         self._least_lag_s = 0.0
+        self._delay: _Delay | None = None
 
     def place(self, stamp_s: float | None, now: float) -> Moment:
         """Return when a picture is.
@@ -59,7 +79,24 @@ class LiveClock:
         self._last_s = max(time_s, self._last_s)
         if self._is_paced:
             return Moment(self._last_s, wait_s=max(0.0, -lag_s))
-        return Moment(self._last_s, is_late=lag_s - self._least_lag_s > LATE_S)
+        return Moment(self._last_s, is_late=self._is_late(lag_s, now))
+
+    def _is_late(self, lag_s: float, now: float) -> bool:
+        if lag_s - self._least_lag_s <= LATE_S:
+            self._delay = None
+            return False
+        delay = self._delay
+        # why: what comes later still by so much comes after another stall, and tells nothing of what follows.
+        if delay is None or lag_s > delay.first_lag_s + LATE_S:
+            delay = _Delay(now, lag_s, lag_s)
+        elif now - delay.since >= PATIENCE_S:
+            if not delay.will_be_over(self._least_lag_s + LATE_S):
+                self._least_lag_s, self._delay = min(delay.least_lag_s, lag_s), None
+                return lag_s - self._least_lag_s > LATE_S
+            delay = _Delay(now, lag_s, lag_s)
+        self._delay = delay
+        delay.least_lag_s = min(delay.least_lag_s, lag_s)
+        return True
 
     def _believed(self, stamp_s: float | None, elapsed_s: float) -> float:
         if stamp_s is None:

@@ -48,6 +48,59 @@ def test_what_comes_late_out_of_a_queue_is_late():
     assert not clock.place(5.1, 5.1).is_late
 
 
+def seen_at(arrivals: list[tuple[float, float]]) -> list[float]:
+    """When, after ten seconds of ten pictures a second in time, those of (stamp, arrival) are looked at."""
+    clock = LiveClock()
+    assert not any(clock.place(i / 10, i / 10).is_late for i in range(100))
+    moments = [(at, clock.place(stamp, at)) for stamp, at in arrivals]
+    times = [moment.time_s for _, moment in moments]
+    assert times == pytest.approx([stamp for stamp, _ in arrivals])
+    return [at for at, moment in moments if not moment.is_late]
+
+
+@pytest.mark.parametrize("fps", [1, 2, 25])
+@pytest.mark.parametrize("delay_s", [1.5, 3.0, 9.0])
+def test_a_way_that_became_longer_blinds_for_a_moment_only(delay_s, fps):
+    """A camera that pauses while its stamps go on without a gap, or a stream that takes another way."""
+    seen = seen_at([(10 + i / fps, 10 + delay_s + i / fps) for i in range(20 * fps)])
+
+    assert seen[0] <= 10 + delay_s + 3
+    assert len(seen) == sum(i / fps >= seen[0] - 10 - delay_s for i in range(20 * fps)), "all that follow"
+
+
+def test_a_way_that_is_longer_and_uneven_is_seen_too():
+    """Bursts of eight pictures, three seconds late at least."""
+    seen = seen_at([(10 + i / 10, 13.8 + 0.8 * (i // 8)) for i in range(100)])
+
+    assert seen[0] <= 13.8 + 3.2
+    assert len(seen) > 60
+
+
+@pytest.mark.parametrize("speed", [2, 4, 20])
+def test_a_queue_that_empties_is_late_until_it_has_caught_up(speed):
+    """After three seconds without a picture they come faster than they were taken."""
+    arrivals = [(10 + i / 10, 13 + i / 10 / speed) for i in range(60)]
+    late = [(stamp, at) for stamp, at in arrivals if at - stamp > 1.001]
+
+    assert seen_at(arrivals) == [at for stamp, at in arrivals if (stamp, at) not in late]
+
+
+def test_a_queue_that_stalls_again_is_late_all_the_same():
+    """A lone picture, a pause of two seconds, then all at once."""
+    arrivals = [(10.0, 13.0), *((10.1 + i / 10, 15.0) for i in range(50)), (15.1, 15.1)]
+
+    assert seen_at(arrivals) == [at for stamp, at in arrivals if at - stamp < 1.001]
+
+
+def test_who_catches_up_too_slowly_is_looked_at():
+    """Nine seconds late, and a tenth faster than life: it would be blind for a minute and a half."""
+    arrivals = [(10 + i / 10, 19 + i / 11) for i in range(900)]
+    seen = seen_at(arrivals)
+
+    assert seen[0] < 22
+    assert len(seen) > 860
+
+
 def test_a_slow_camera_clock_makes_nothing_late():
     """It loses four seconds a day, and after a day its pictures are still taken."""
     clock = LiveClock()
