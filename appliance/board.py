@@ -39,6 +39,14 @@ class BoardWriter:
         """Shows `jpeg` as the camera's newest frame for 30 s."""
         self._set(frame_key(camera), jpeg, FRAME_TTL_S)
 
+    def forget_frame(self, camera: str) -> None:
+        """Shows no frame of the camera until the next one is written."""
+        if self._clock() >= self._quiet_until:
+            try:
+                self._redis.delete(frame_key(camera))
+            except (redis.RedisError, OSError) as error:
+                self._pause(error)
+
     def write_status(self, status: CameraStatus) -> None:
         """Shows the camera's status for 15 s."""
         self._set(status_key(status.name), msgspec.json.encode(status), STATUS_TTL_S)

@@ -1,5 +1,6 @@
 """One camera as the vision worker knows it: its settings, the reader of its frames, its counts."""
 
+import logging
 import threading
 import time
 import uuid
@@ -7,13 +8,14 @@ from collections.abc import Mapping
 
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
-from appliance.reader import CameraReader, FrameRate, Patience
+from appliance.reader import LOG_AGAIN_S, CameraReader, FrameRate, Patience
 from appliance.viewing import privacy_masks
-from vision.errors import SourceError
 from vision.options import SourceOptions, StreamConfig
 from vision.reach import check_reach
 from vision.sources import FrameSource, open_source
 from vision.urls import is_stream, redact
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_FPS = 10.0
 GRACE_S = 10.0
@@ -42,18 +44,16 @@ class Camera:
         self.num_jobs = 0
         self.num_refused = 0
         self.shown_at = float("-inf")
+        self.num_failed = 0
         self._refusal: str | None = None
+        self._failure: str | None = None
+        self._logged = ("", float("-inf"))
         self._num_opened = 0
 
     @property
     def shown_source(self) -> str:
         """Where the frames come from, without passwords and paths of streams."""
         return redact(self.settings.source)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more will come."""
-        return self.reader.is_done or not self.settings.enabled
 
     def start(self) -> None:
         """Begins to read."""
@@ -64,11 +64,25 @@ class Camera:
         """Makes it a camera that is never read, since its settings cannot be used."""
         self._refusal = reason
 
+    def fail(self, error: Exception) -> None:
+        """Counts a frame that could not be worked on; the status tells why until another one could."""
+        self.num_failed += 1
+        self._failure = redact(f"{type(error).__name__}: {error}")
+        text, at = self._logged
+        if self._failure != text or time.monotonic() - at > LOG_AGAIN_S:
+            self._logged = self._failure, time.monotonic()
+            logger.error("camera=%s a frame was given up", self.name, exc_info=error)
+
+    def succeed(self) -> None:
+        """A frame was worked on."""
+        self.rate.count()
+        self._failure = None
+
     def status(self, held_back: Mapping[str, int]) -> CameraStatus:
         """The camera's state and counts now, with those of its trigger."""
         reader, dropped = self.reader, self.reader.dropped
         num_seen = reader.num_read - dropped["replaced"]
-        dropped["refused"] = self.num_refused
+        dropped["refused"], dropped["failed"] = self.num_refused, self.num_failed
         return CameraStatus(
             name=self.name,
             state="unsupported" if self._refusal else reader.state,
@@ -82,7 +96,7 @@ class Camera:
             fps=round(self.rate.fps, 1),
             frame_age_s=None if reader.last_frame_at is None else round(reader.frame_age_s, 2),
             updated_at=time.time(),
-            error=self._refusal or reader.error,
+            error=self._refusal or self._failure or reader.error,
         )
 
     def _open(self) -> FrameSource:
@@ -122,7 +136,8 @@ def frame_rate(name: str, settings: CameraSettings) -> float:
         return DEFAULT_FPS
     try:
         source = open_source(settings.source, camera=name)
-    except SourceError:
+    except Exception:
+        # why: only a guess is lost; whoever reads the camera meets the same and tells it.
         return DEFAULT_FPS
     source.close()
     return source.fps or DEFAULT_FPS

@@ -11,6 +11,7 @@ from itertools import chain, repeat
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from appliance.board import BoardReader
 from appliance.camera_settings import CameraSettings
@@ -29,7 +30,7 @@ OPEN_SCHEMES = (*STREAM_SCHEMES, "synthetic")
 Start = Callable[[Callable[[], bytes]], Supervisor]
 
 
-class CameraRefused(ValueError):
+class CameraRefused(SettingsError):
     """A camera cannot be as it was asked for.
 
     Attributes:
@@ -113,6 +114,7 @@ class CameraControl:
         self._tell(self._settings.model_copy(update={"cameras": cameras}))
 
     def _tell(self, settings: Settings) -> None:
+        _check_readable(to_json(settings))
         self._settings = settings
         self._board.names = self.names
         if self._worker is not None:
@@ -150,11 +152,24 @@ def _check_source(camera: CameraSettings) -> None:
     if not has_scheme or scheme.lower() not in OPEN_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in OPEN_SCHEMES)
         raise CameraRefused(f"over the API a source has to be one of {known}", "source")
-    if is_stream(camera.source):
-        try:
+    try:
+        if is_stream(camera.source):
             parse_stream_url(camera.source)
-        except SourceUnsupported as error:
-            raise CameraRefused(str(error), "source") from None
+        else:
+            # why: late, since few draw their cameras
+            from vision.synthetic import SyntheticSource
+
+            SyntheticSource.from_uri(camera.source, "new")
+    except SourceUnsupported as error:
+        raise CameraRefused(str(error), "source") from None
+
+
+def _check_readable(payload: bytes) -> None:
+    # invariant: the worker is told nothing that it cannot read, for it could not read what follows either
+    try:
+        from_json(payload)
+    except ValueError as error:
+        raise CameraRefused(f"a text that cannot be handed on: {error}") from None
 
 
 def _merged(known: Any, keys: Any) -> Any:

@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 
 from appliance.board import BoardWriter
@@ -20,7 +22,7 @@ from appliance.heap import limit_arenas
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.processes import EXIT_UNUSABLE
-from appliance.settings import Settings, SettingsError
+from appliance.settings import Settings, SettingsError, from_json
 from appliance.viewing import camera_config
 from queues.config import QueueConfig
 from queues.errors import QueueError, QueueUnavailable
@@ -78,13 +80,14 @@ class VisionWorker:
     def run(self, stop: threading.Event, *, until_ended: bool = False) -> None:
         """Blocks until `stop` is set, or with `until_ended` until no source has anything left."""
         for camera in self._cameras.values():
-            camera.start()
+            self._begin(camera)
         try:
             while not stop.is_set() and not (until_ended and self._is_done):
                 self._turn()
-        finally:
             self._stop_cameras()
             self._report()
+        finally:
+            self._stop_cameras()
             if self._gate is not None:
                 self._gate.close()
             self._producer.close()
@@ -122,21 +125,44 @@ class VisionWorker:
         self._ending.append(camera)
         self._pipeline.remove(name)
         self._asked.pop(name, None)
+        self._board.forget_frame(name)
         self._teller.tell(self._courses.end(name))
 
     def _add(self, name: str) -> None:
         camera = self._cameras[name] = Camera(name, self._settings.cameras[name], self._wake)
+        # invariant: each of the cameras is one of the pipeline's
+        self._pipeline.put(CameraConfig(name))
         try:
             self._pipeline.put(self._config(name))
-        except VisionError as error:
-            logger.error("camera=%s cannot be used: %s", name, error)
-            camera.refuse(str(error))
-            self._pipeline.put(CameraConfig(name))
+        except Exception as error:
+            # why: what is wrong with one camera ends no other, be it foreseen or not
+            is_foreseen = isinstance(error, VisionError)
+            logger.error("camera=%s cannot be used: %s", name, error, exc_info=not is_foreseen)
+            camera.refuse(str(error) if is_foreseen else f"{type(error).__name__}: {error}")
+        self._begin(camera)
+
+    def _begin(self, camera: Camera) -> None:
+        # why: a frame of before may show what is now masked, or a camera that is paused
+        self._board.forget_frame(camera.name)
         camera.start()
+
+    @contextmanager
+    def _alone(self, camera: Camera) -> Iterator[None]:
+        """What fails inside fails for this camera only."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(camera, error)
+
+    def _fail(self, camera: Camera, error: Exception) -> None:
+        camera.fail(error)
+        self._pipeline.reset(camera.name)
+        self._teller.tell(self._courses.end(camera.name))
 
     @property
     def _is_done(self) -> bool:
-        return all(camera.is_done for camera in self._cameras.values())
+        """Whether no source has anything left; one that is paused may go on."""
+        return bool(self._cameras) and all(camera.reader.is_done for camera in self._cameras.values())
 
     def _turn(self) -> None:
         """One batch: the frame that waits of every camera that has one."""
@@ -155,8 +181,9 @@ class VisionWorker:
         started_s = time.monotonic()
         self._take_asked()
         self._forget_reopened()
-        for result in self._pipeline.process(frames):
-            self._publish(result)
+        for result in self._pipeline.process(frames, self._fail_frame):
+            with self._alone(self._cameras[result.frame.camera]):
+                self._publish(result)
         self._batch_s = time.monotonic() - started_s
 
     def _wait(self, seconds: float) -> None:
@@ -195,14 +222,17 @@ class VisionWorker:
                 self._pipeline.reset(camera.name)
                 self._teller.tell(self._courses.end(camera.name))
 
+    def _fail_frame(self, frame: Frame, error: Exception) -> None:
+        self._fail(self._cameras[frame.camera], error)
+
     def _publish(self, result: FrameResult) -> None:
         camera = self._cameras[result.frame.camera]
-        camera.rate.count()
         camera.num_detections += len(result.detections)
         self._show(camera, result.frame)
         self._teller.tell(self._courses.see(result))
         if result.observation is not None:
             self._describe(camera, result.observation)
+        camera.succeed()
 
     def _show(self, camera: Camera, frame: Frame) -> None:
         now = time.monotonic()
@@ -242,8 +272,9 @@ class VisionWorker:
         self._reported_at = time.monotonic()
         self._ending = [camera for camera in self._ending if camera.reader.is_alive]
         for camera in self._cameras.values():
-            camera.reader.watch()
-            self._board.write_status(camera.status(self._pipeline.num_held_back(camera.name)))
+            with self._alone(camera):
+                camera.reader.watch()
+                self._board.write_status(camera.status(self._pipeline.num_held_back(camera.name)))
 
 
 def collect_s(rates: Sequence[float], last_batch_s: float) -> float:
@@ -313,7 +344,7 @@ def restarted_main() -> None:
 
 def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     stop = stop_on_signals()
-    settings = Settings.model_validate_json(sys.stdin.readline())
+    settings = from_json(sys.stdin.readline())
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
     limit_arenas()
@@ -332,7 +363,7 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
 
 def _follow_changes(worker: VisionWorker) -> None:
     for line in sys.stdin:
-        worker.change(Settings.model_validate_json(line))
+        reload_into(worker, partial(from_json, line))
 
 
 def stop_on_signals() -> threading.Event:

@@ -26,7 +26,7 @@ from appliance.logs import set_up_logging
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, ChildError
-from appliance.settings import Settings, SettingsError
+from appliance.settings import Settings, SettingsError, from_json
 from appliance.tasks import StoppedError, outlast, run_beside, run_until
 from queues import EmbeddedServer, JobConsumer, Result, ResultReader
 from queues.errors import QueueError
@@ -269,7 +269,7 @@ async def _keep_running(redis: EmbeddedServer) -> None:
 
 def child_main() -> None:
     """`serve` as a child of the demo: settings as JSON on standard input, mistakes in one line."""
-    settings = Settings.model_validate_json(sys.stdin.read())
+    settings = from_json(sys.stdin.read())
     try:
         with listen(settings.server) as listener:
             run_serve(settings, listener, announce=lambda url: None)

@@ -36,7 +36,7 @@ from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
 from appliance.device_sharing import DetectorSettings
 from appliance.frigate import UNSUPPORTED, WRITTEN, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
-from appliance.settings_part import SettingsPart
+from appliance.settings_part import MAX_TEXT, SettingsPart
 from appliance.storage_settings import EventSettings, RedisSettings
 from appliance.view_settings import (
     DetectSettings,
@@ -112,7 +112,11 @@ class Settings(BaseSettings):
     """All settings of one appliance; without a file they are the demo's: bundled models, embedded Valkey."""
 
     model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix="APPLIANCE_", env_nested_delimiter="__"
+        extra="forbid",
+        frozen=True,
+        str_max_length=MAX_TEXT,
+        env_prefix="APPLIANCE_",
+        env_nested_delimiter="__",
     )
 
     engine: Annotated[EngineConfig, _with_defaults(model=BUNDLED_VLM, device="auto", cost_cache="auto")] = (
@@ -197,12 +201,22 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
 
 
 def to_json(settings: Settings) -> bytes:
-    """The settings for a child process, which reads them with `model_validate_json`; secrets in clear."""
+    """The settings for a child process, which reads them with `from_json`; secrets in clear."""
 
     def plain(value: object) -> str:
         return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
     return json.dumps(settings.model_dump(), default=plain).encode()
+
+
+def from_json(line: str | bytes) -> Settings:
+    """What `to_json` wrote; raises `SettingsError`, which repeats nothing of it, since that holds secrets."""
+    try:
+        return Settings.model_validate_json(line)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in problem["loc"]) or "settings"
+        raise SettingsError(f"{where}: {problem['msg']}") from None
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -6,11 +6,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 T = TypeVar("T", bound="SettingsPart")
 
+MAX_TEXT = 100_000
+"""Characters of one text. It also makes half a character an error, which no JSON could hand on."""
+
 
 class SettingsPart(BaseModel):
     """A part of the settings: unknown keys are errors, values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_max_length=MAX_TEXT)
 
     whole: ClassVar[frozenset[str]] = frozenset()
     """Tables that are inherited as a whole, not key by key."""

@@ -56,6 +56,16 @@ def _at_least(num: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _check_ends(corners: Corners) -> Corners:
+    if len(corners) != 2:
+        raise ValueError(
+            f"coordinates of a line must be of 2 points, not {len(corners)}: give a line a stretch"
+        )
+    if corners[0] == corners[1]:
+        raise ValueError("coordinates of a line must be of two different points")
+    return corners
+
+
 def _read_masks(value: object) -> object:
     """A list of areas out of one text, a list of texts, or Frigate's newer table of named masks."""
     if not value:
@@ -153,7 +163,7 @@ class ZoneSettings(SettingsPart):
 class LineSettings(SettingsPart):
     """A line between two points; `direction` is the side that a crossing goes to, as seen from the first."""
 
-    coordinates: Annotated[Corners, BeforeValidator(_read_corners), _at_least(2)]
+    coordinates: Annotated[Corners, BeforeValidator(_read_corners), AfterValidator(_check_ends)]
     objects: Names = ()
     direction: Literal["both", "left", "right"] = "both"
 

@@ -91,7 +91,7 @@ def _trigger_config(view: ViewSettings, labels: tuple[str, ...]) -> TriggerConfi
         lines=tuple(
             LineConfig(
                 name,
-                Line(*_points(one.coordinates[:2], detect)),
+                Line(*_points(one.coordinates, detect)),
                 one.objects,
                 None if one.direction == "both" else one.direction,
             )

@@ -1,6 +1,6 @@
 """From frames of several cameras to what is worth describing: one batch, then each camera by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,11 +75,15 @@ class Pipeline:
         for config in cameras:
             _check_labels(config, detector)
 
-    def process(self, frames: Sequence[Frame]) -> list[FrameResult]:
+    def process(
+        self, frames: Sequence[Frame], on_failure: Callable[[Frame, Exception], None] | None = None
+    ) -> list[FrameResult]:
         """Detect in all frames at once, then track and judge each with its camera.
 
         Args:
             frames: of any of the cameras, in order of time for each; sizes may differ.
+            on_failure: called for a frame that its camera could not be judged by, which then has no result;
+                None raises.
 
         Returns:
             One result a frame, in the same order.
@@ -89,10 +93,23 @@ class Pipeline:
         """
         min_score = min(LOW_SCORE, self._detector.config.conf)
         found = self._detector.detect([frame.image for frame in frames], min_score)
-        return [
-            self._cameras[frame.camera].process(frame, detections)
-            for frame, detections in zip(frames, found, strict=True)
-        ]
+        return list(self._judged(frames, found, on_failure))
+
+    def _judged(
+        self,
+        frames: Sequence[Frame],
+        found: Sequence[Detections],
+        on_failure: Callable[[Frame, Exception], None] | None,
+    ) -> Iterator[FrameResult]:
+        for frame, detections in zip(frames, found, strict=True):
+            try:
+                result = self._cameras[frame.camera].process(frame, detections)
+            except Exception as error:
+                if on_failure is None:
+                    raise
+                on_failure(frame, error)
+            else:
+                yield result
 
     def ask(self, camera: str) -> None:
         """Have the camera's next frame described, whatever it shows; raises `KeyError` for an unknown one."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from vision.errors import SourceNotFound, SourceUnsupported
 from vision.options import SourceOptions
 from vision.shape import FrameShape
 from vision.types import Frame
+from vision.urls import split_uri
 
 
 @runtime_checkable
@@ -88,7 +89,7 @@ def _open(uri: str, camera: str, options: SourceOptions) -> FrameSource:
     if not has_scheme:
         return _open_path(Path(uri).expanduser(), camera)
     if scheme == "file":
-        return _open_path(Path(unquote(urlsplit(uri).path)), camera)
+        return _open_path(Path(unquote(split_uri(uri).path)), camera)
     if scheme == "synthetic":
         from vision.synthetic import SyntheticSource
 

@@ -4,11 +4,11 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from vision.errors import SourceNotFound, SourceUnsupported
 from vision.options import StreamConfig
-from vision.urls import StreamUrl, is_stream, parse_stream_url
+from vision.urls import StreamUrl, is_stream, parse_stream_url, split_uri
 
 _WEBCAM_OPTIONS = {"input_format": "input_format", "size": "video_size", "fps": "framerate"}
 _NETWORK = "tcp,udp,rtp,tls,crypto,data"
@@ -83,7 +83,7 @@ def _rtmp(url: StreamUrl, config: StreamConfig) -> StreamAddress:
 
 
 def _webcam(uri: str) -> StreamAddress:
-    parts = urlsplit(uri)
+    parts = split_uri(uri)
     device = Path(unquote(parts.path))
     chosen = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(set(chosen) - set(_WEBCAM_OPTIONS)):

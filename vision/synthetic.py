@@ -4,11 +4,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from vision.errors import SourceUnsupported
 from vision.scenes import PLACES, TIMES_OF_DAY, SceneStream
 from vision.types import Frame
+from vision.urls import split_uri
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class SyntheticSource:
         Raises:
             SourceUnsupported: an unknown place, option or value; the message tells which.
         """
-        parts = urlsplit(uri)
+        parts = split_uri(uri)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         if unknown := sorted(set(options) - set(_OPTIONS)):
             raise SourceUnsupported(f"{uri}: unknown option {unknown[0]!r}; known are {', '.join(_OPTIONS)}")

@@ -6,7 +6,7 @@ of an address is its scheme, host and port: paths and queries hold stream keys a
 
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from vision.errors import SourceUnsupported
 
@@ -91,6 +91,19 @@ def parse_stream_url(uri: str) -> StreamUrl:
         int(found["port"]) if found["port"] else None,
         rest if rest.startswith("/") else f"/{rest}",
     )
+
+
+def split_uri(uri: str) -> SplitResult:
+    """The parts of an address that is no stream's.
+
+    Raises:
+        SourceUnsupported: a host in brackets that are not closed, or hold no number; shows the scheme alone.
+    """
+    try:
+        return urlsplit(uri)
+    except ValueError as error:
+        scheme = uri.partition("://")[0]
+        raise SourceUnsupported(f"a {scheme}:// address that cannot be taken apart: {error}") from None
 
 
 def redact(text: str) -> str:

@@ -14,7 +14,7 @@ from appliance.events import EventStore
 from appliance.jobs import CameraStatus
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE
-from appliance.settings import Settings, SettingsError
+from appliance.settings import Settings, SettingsError, from_json
 from appliance.tasks import StoppedError, run_beside, run_until
 from vlm_engine import EngineProcess, GenerationRequest, TokenEvent
 from vlm_engine.errors import EngineError
@@ -22,7 +22,7 @@ from vlm_engine.errors import EngineError
 
 def child_main() -> None:
     """The child: settings as JSON on standard input, mistakes in one line."""
-    settings = Settings.model_validate_json(sys.stdin.read())
+    settings = from_json(sys.stdin.read())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         with listen(settings.server) as listener:

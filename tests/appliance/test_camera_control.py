@@ -105,6 +105,29 @@ async def test_other_keys_of_a_camera_on_a_file_may_change(told):
         ("a/b", {"source": URL}, None),
         ("gate", {"source": URL, "zones": {"z": {"coordinates": "0,0,9,0,9,9"}}}, "zones.z.coordinates"),
         ("gate", {"source": URL, "describe": {"required_zones": ["z"]}}, "describe.required_zones"),
+        (
+            "gate",
+            {"source": URL, "lines": {"kerb": {"coordinates": "0.5,0.5,0.5,0.5"}}},
+            "lines.kerb.coordinates",
+        ),
+        (
+            "gate",
+            {"source": URL, "lines": {"kerb": {"coordinates": "0,0,0,1,1,1"}}},
+            "lines.kerb.coordinates",
+        ),
+        ("gate", {"source": "synthetic://["}, "source"),
+        ("gate", {"source": "synthetic://moon"}, "source"),
+        ("gate", {"source": URL, "friendly_name": "Gate \ud83d"}, "friendly_name"),
+        (
+            "gate",
+            {"source": URL, "describe": {"object_prompts": {"car": "\ud83d"}}},
+            "describe.object_prompts.car",
+        ),
+        (
+            "gate",
+            {"source": URL, "zones": {"\ud83d": {"coordinates": "0,0,1,0,1,1"}}},
+            "zones.\ufffd\ufffd\ufffd.[key]",
+        ),
     ],
 )
 async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, field):
@@ -114,6 +137,20 @@ async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, fiel
     assert refused.value.field == field
     assert "s3cret" not in str(refused.value)
     assert told.control.names == ("file",)
+
+
+async def test_nothing_is_told_that_the_worker_could_not_read(told, monkeypatch):
+    """It would read no change after that either."""
+    settings = told.settings.model_copy(
+        update={"cameras": {"file": told.settings.cameras["file"].model_copy()}}
+    )
+    broken = settings.cameras["file"].model_copy(update={"friendly_name": "Gate \ud83d"})
+    monkeypatch.setattr(told.control, "_settings", settings)
+    with pytest.raises(CameraRefused, match="cannot be handed on"):
+        told.control.reload(settings.model_copy(update={"cameras": {"file": broken}}))
+
+    told.control.change("file", {"enabled": False})
+    assert told.cameras(2)["file"]["enabled"] is False
 
 
 async def test_a_camera_may_be_given_in_frigates_words(told):

@@ -1,17 +1,19 @@
 """The vision worker against a real Valkey: jobs, newest frames, and how the cameras are doing."""
 
 import asyncio
+import io
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from appliance.board import BoardReader, BoardWriter
-from appliance.ingest import VisionWorker, collect_s
+from appliance.ingest import VisionWorker, _follow_changes, collect_s
 from appliance.jobs import CameraStatus, decode_job, frame_key
-from appliance.settings import Settings, load_settings
+from appliance.settings import Settings, load_settings, to_json
 from queues import EmbeddedServer, JobConsumer, QueueUnavailable
 from tests.appliance.running import until
 from tests.queues.servers import Server, started
@@ -165,3 +167,88 @@ def test_a_worker_waits_for_its_redis(tmp_path, caplog):
 def test_a_batch_waits_for_other_cameras_while_none_is_late(rates, last_batch_s, expected_s):
     """Half of what is left until the fastest camera's next frame; never so long that this is late."""
     assert collect_s(rates, last_batch_s) == pytest.approx(expected_s)
+
+
+@contextmanager
+def running(worker: VisionWorker) -> Iterator[None]:
+    """The worker in a thread, which has to be alive at the end."""
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.run, args=(stop,))
+    thread.start()
+    try:
+        yield
+        assert thread.is_alive()
+    finally:
+        stop.set()
+        thread.join()
+
+
+LIVE = "synthetic://street?seed=3&fps=10"
+
+
+def test_what_one_camera_fails_by_ends_no_other(server, monkeypatch):
+    """V17: while it is added, looked at or reported; it comes back by itself."""
+    worker = VisionWorker(settings("alone", good=LIVE, weak=LIVE), server.url)
+    good, weak, inner = worker._cameras["good"], worker._cameras["weak"], worker._pipeline._cameras["weak"]
+    configure = worker._config
+    with running(worker):
+        with monkeypatch.context() as failing:
+            failing.setattr(inner, "process", lambda *_: 1 / 0)
+            failing.setattr(weak.reader, "watch", lambda: 1 / 0)
+            until(lambda: weak.num_failed > 3)
+            status = weak.status({})
+            assert status.error == "ZeroDivisionError: division by zero"
+            assert status.dropped["failed"] > 3
+        until(lambda: weak.status({}).error is None)
+
+        monkeypatch.setattr(worker, "_config", lambda name: 1 / 0 if name == "odd" else configure(name))
+        worker.change(settings("alone", good=LIVE, weak=LIVE, odd=LIVE, torn="synthetic://["))
+        until(lambda: "torn" in worker._cameras and worker._cameras["torn"].status({}).state == "unsupported")
+        assert worker._cameras["odd"].status({}).state == "unsupported"
+        num_seen = good.status({}).num_frames
+        until(lambda: good.status({}).num_frames > num_seen + 2)
+        assert worker._cameras["good"] is good
+
+
+def test_no_frame_of_before_stays_when_a_camera_is_paused_or_masked(server):
+    chosen = settings("paused", other=LIVE, yard=LIVE)
+    worker = VisionWorker(chosen, server.url)
+    newest = partial(worker._board._redis.get, frame_key("yard"))
+    with running(worker):
+        until(newest)
+        yard = chosen.cameras["yard"].model_copy(update={"enabled": False})
+        worker.change(chosen.model_copy(update={"cameras": {**chosen.cameras, "yard": yard}}))
+        until(lambda: newest() is None)
+
+
+def test_a_worker_waits_for_cameras_that_are_paused(server, monkeypatch):
+    """It may go on with them; it ends when all sources have."""
+    monkeypatch.setattr("vision.sources.PacedSource.__iter__", lambda self: iter(self._source))
+    chosen = settings("paused", left=VIDEO.replace("frames=40", "frames=2"))
+    paused = {"left": chosen.cameras["left"].model_copy(update={"enabled": False})}
+    worker = VisionWorker(chosen.model_copy(update={"cameras": paused}), server.url)
+    turn, numbers = worker._turn, iter(range(3))
+
+    def turn_and_go_on() -> None:
+        turn()
+        if next(numbers, None) == 1:
+            worker.change(chosen)
+
+    monkeypatch.setattr(worker, "_turn", turn_and_go_on)
+    worker.run(threading.Event(), until_ended=True)
+
+    assert worker._cameras["left"].status({}).num_frames == 2
+
+
+def test_a_change_that_cannot_be_read_does_not_stop_those_after(monkeypatch, caplog):
+    chosen, seen = settings("told", left=LIVE), []
+    good = to_json(chosen).decode()
+    bad = good.replace('"synthetic', r'"\ud83d rtsp://me:s3cret@host')
+    assert bad != good
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{bad}\n{good}\n"))
+    monkeypatch.setattr(VisionWorker, "change", lambda self, settings: seen.append(settings))
+    _follow_changes(object.__new__(VisionWorker))
+
+    assert seen == [chosen]
+    assert "not read again" in caplog.text
+    assert "s3cret" not in caplog.text
