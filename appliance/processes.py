@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+
+from appliance.child_pipe import ChildPipe
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +50,17 @@ class Child:
             f"from {module} import {function}; {function}()"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True, bufsize=0
         )
         assert self._process.stdin is not None
-        self._stdin = self._process.stdin
-        self._stdin.write(payload)
-        if is_told_more:
-            self._stdin.flush()
-        else:
+        self._stdin = ChildPipe(self._process.stdin)
+        self._stdin.send(payload)
+        if not is_told_more:
             self._stdin.close()
 
     def send(self, payload: bytes) -> None:
-        """Writes to the child's standard input; what a dead child does not read is lost."""
-        with suppress(BrokenPipeError):
-            self._stdin.write(payload)
-            self._stdin.flush()
+        """Writes to the child's standard input and never waits: of payloads without room the newest stays."""
+        self._stdin.send(payload)
 
     @property
     def pid(self) -> int:
@@ -87,8 +84,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with suppress(BrokenPipeError):
-            self._stdin.close()
+        self._stdin.close(is_given_up=True)
 
 
 class Supervisor:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,44 @@ def write_payload() -> None:
     """The target of a child that says who it is, into the file that its payload names."""
     with open(sys.stdin.read(), "w") as file:
         file.write(f"{os.getsid(0)} {os.getpid()}")
+
+
+def read_late() -> None:
+    """The target of a child that first waits for the file that its first line names, and writes there."""
+    path = Path(os.read(0, 4096).decode().split()[0])
+    wait_until(path.exists)
+    for line in sys.stdin:
+        with path.open("a") as file:
+            file.write(f"{line[0]}{len(line)} ")
+
+
+def test_nobody_waits_for_a_child_that_does_not_read(tmp_path):
+    """It gets what was begun, in whole lines, and then the newest."""
+    path = tmp_path / "read"
+    target = "tests.appliance.test_processes:read_late"
+    child = Child(target, str(path).encode().ljust(4096), is_told_more=True)
+    for letter in (b"a", b"b", b"c"):
+        child.send(letter * 200_000 + b"\n")
+    path.touch()
+    wait_until(lambda: "c" in path.read_text())
+    child.send(b"d\n")
+    wait_until(lambda: "d" in path.read_text())
+
+    assert path.read_text().split() == ["a200001", "c200001", "d2"]
+    child.stop()
+    assert "child-pipe" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_child_that_never_reads_can_be_stopped():
+    child = Child("tests.appliance.test_processes:hear_nothing", b"x" * 300_000, is_told_more=True)
+    child.send(b"x" * 300_000)
+    child.stop()
+    assert "child-pipe" not in [thread.name for thread in threading.enumerate()]
+
+
+def hear_nothing() -> None:
+    """The target of a child that never reads."""
+    time.sleep(600)
 
 
 def test_stop_asks_first():
