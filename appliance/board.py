@@ -6,7 +6,7 @@ Nothing on it is owed to anybody: values expire by themselves, and nothing is wr
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -111,6 +111,22 @@ class BoardReader:
             _status_decoder.decode(value) if value else CameraStatus(name=name, state="connecting")
             for name, value in zip(self.names, values, strict=True)
         ]
+
+    async def going_on(self, events: Mapping[str, str]) -> set[str] | None:
+        """Which of these events (camera by id) their workers say go on; None in an outage, when nobody knows.
+
+        The cameras may be any; of a worker that does not name its events, all go on.
+        """
+        cameras = sorted(set(events.values()))
+        try:
+            values = await self._redis.mget([status_key(name) for name in cameras]) if cameras else []
+        except (redis.RedisError, OSError):
+            return None
+        named = {
+            camera: _status_decoder.decode(value).open_events if value else ()
+            for camera, value in zip(cameras, values, strict=True)
+        }
+        return {one for one, camera in events.items() if (ids := named[camera]) is None or one in ids}
 
     async def frame(self, camera: str) -> bytes | None:
         """The camera's newest frame as JPEG; None when there is none yet, or no such camera.

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
@@ -78,8 +78,8 @@ class Camera:
         self.rate.count()
         self._failure = None
 
-    def status(self, held_back: Mapping[str, int]) -> CameraStatus:
-        """The camera's state and counts now, with those of its trigger."""
+    def status(self, held_back: Mapping[str, int], open_events: Iterable[str] = ()) -> CameraStatus:
+        """The camera's state and counts now, with those of its trigger, and which of its events go on."""
         reader, dropped = self.reader, self.reader.dropped
         num_seen = reader.num_read - dropped["replaced"]
         dropped["refused"], dropped["failed"] = self.num_refused, self.num_failed
@@ -97,6 +97,7 @@ class Camera:
             frame_age_s=None if reader.last_frame_at is None else round(reader.frame_age_s, 2),
             updated_at=time.time(),
             error=self._refusal or self._failure or reader.error,
+            open_events=list(open_events),
         )
 
     def _open(self) -> FrameSource:

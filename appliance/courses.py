@@ -40,6 +40,10 @@ class Courses:
         """Events that have not ended."""
         return sum(map(len, self._open.values()))
 
+    def open_events(self, camera: str) -> list[str]:
+        """The ids of the camera's events that have not ended."""
+        return [course.newest.event_id for course in self._open.get(camera, ())]
+
     def begin(
         self, observation: Observation, event_id: str, error: str | None = None
     ) -> Iterator[EventChange]:
@@ -86,7 +90,7 @@ class Courses:
                 yield _next(course, "end")
 
     def end(self, camera: str) -> Iterator[EventChange]:
-        """All tracks of a camera are gone: its stream was away, or it is stopped."""
+        """All tracks of a camera are gone: its stream is away, or it is stopped."""
         for course in self._open.pop(camera, []):
             yield _next(course, "end")
 

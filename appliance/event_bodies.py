@@ -50,9 +50,19 @@ def given_up(body: Body, error: str, given_up_at: float) -> Body | None:
     return body | {"error": error, "described_at": given_up_at}
 
 
+def ended(body: Body) -> Body | None:
+    """`body` at its end, as far as its course is known; None when it has ended already."""
+    if body["state"] == "end":
+        return None
+    return body | {"state": "end", "num_changes": body["num_changes"] + 1}
+
+
 def changed(body: Body | None, change: EventChange) -> Body | None:
-    """`body` (None: a new one) as `change` tells it; None when it has that change, or a later one."""
-    if body is not None and body["num_changes"] > change.num:
+    """`body` (None: a new one) as `change` tells it; None when it has that change, or a later one.
+
+    One that has ended stays as it is, whoever ended it.
+    """
+    if body is not None and (body["num_changes"] > change.num or body["state"] == "end"):
         return None
     fields: Body = msgspec.to_builtins(change)
     del fields["error"]

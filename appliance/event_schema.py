@@ -15,6 +15,8 @@ import msgspec
 
 MAX_FATES = 1000
 
+_NEWS_S = 3600.0
+
 _NO_COURSE: dict[str, Any] = {"state": "end", "num_changes": 0, "zones": []}
 
 
@@ -174,10 +176,26 @@ def _add_fates(database: sqlite3.Connection) -> None:
     )
 
 
+def _add_open(database: sqlite3.Connection) -> None:
+    """Which events go on, as far as is known."""
+    database.execute("ALTER TABLE events ADD COLUMN is_open INTEGER NOT NULL DEFAULT 0")
+    recent = time.time() - _NEWS_S
+    for seq, body, stored_at in database.execute("SELECT seq, body, stored_at FROM events").fetchall():
+        fields = msgspec.json.decode(body)
+        if fields["state"] == "end":
+            continue
+        # why: that one of long ago has ended is no news, for outputs least of all
+        ended = body if stored_at > recent else msgspec.json.encode(fields | {"state": "end"})
+        values = (stored_at > recent, ended, seq)
+        database.execute("UPDATE events SET is_open = ?, body = ? WHERE seq = ?", values)
+    database.execute("CREATE INDEX events_open ON events (seq) WHERE is_open")
+
+
 # invariant: only appended to; what stands here has run on somebody's file.
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
     _add_search,
     _add_outbox,
     _add_fates,
+    _add_open,
 )

@@ -36,6 +36,7 @@ _COLUMNS = "events.seq, events.id, events.body"
 _SWEEP = 16
 _MAX_MARKS = 100
 _MOST_LOST = 500
+_MOST_OPEN = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,27 @@ class EventStore:
             return None
 
         return self._put("failed", event_id, join, None)
+
+    def open_events(self) -> dict[str, str]:
+        """The camera of each event that has not ended, by id; some of them where there are very many.
+
+        Raises:
+            EventStoreError: The file cannot be read.
+        """
+        query = "SELECT id, camera FROM events WHERE is_open ORDER BY seq LIMIT ?"
+        try:
+            with self._lock:
+                return dict(self._database.execute(query, (_MOST_OPEN,)).fetchall())
+        except sqlite3.Error as problem:
+            raise EventStoreError(f"events cannot be read: {problem}") from problem
+
+    def end(self, event_id: str) -> bool:
+        """End an event of whose course nothing more is known; False when it has ended, or is not here.
+
+        Raises:
+            EventStoreError: The file cannot be read or written.
+        """
+        return self._put("end", event_id, lambda body: body and event_bodies.ended(body), None)
 
     def give_up_lost(self, before: float, error: str) -> int:
         """Say so of the events that have waited since before that time (unix seconds); how many.
@@ -280,6 +302,7 @@ def _replace(database: sqlite3.Connection, before: int | None, body: Body) -> in
         "stored_at": time.time(),
         "is_described": body["description"] is not None,
         "is_pending": body["described_at"] is None,
+        "is_open": body["state"] != "end",
         "text": searchable(body),
         "body": msgspec.json.encode(body),
     }

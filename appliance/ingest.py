@@ -15,7 +15,7 @@ from queue import SimpleQueue
 
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
-from appliance.courses import Courses, Teller
+from appliance.courses import GONE_S, Courses, Teller
 from appliance.device_sharing import Hastening, limit_threads, load_detector, share_device
 from appliance.fates import why_dropped
 from appliance.heap import limit_arenas
@@ -100,6 +100,7 @@ class VisionWorker:
             camera.reader.request_stop()
         for camera in [*self._ending, *self._cameras.values()]:
             camera.reader.stop(max(0.0, deadline - time.monotonic()))
+        self._teller.tell(self._courses.end_all())
 
     def change(self, settings: Settings) -> None:
         """Makes the cameras those of `settings`, soon; what has not changed is not touched. Any thread."""
@@ -274,7 +275,10 @@ class VisionWorker:
         for camera in self._cameras.values():
             with self._alone(camera):
                 camera.reader.watch()
-                self._board.write_status(camera.status(self._pipeline.num_held_back(camera.name)))
+                if camera.reader.is_silent(GONE_S):
+                    self._teller.tell(self._courses.end(camera.name))
+                held_back = self._pipeline.num_held_back(camera.name)
+                self._board.write_status(camera.status(held_back, self._courses.open_events(camera.name)))
 
 
 def collect_s(rates: Sequence[float], last_batch_s: float) -> float:

@@ -117,6 +117,12 @@ class CameraReader:
         """Whether nothing more will come."""
         return self._state == "ended" and self._slot is None
 
+    def is_silent(self, seconds: float) -> bool:
+        """Whether nothing waits, and nothing will come, or has come for so long (a slow source: longer)."""
+        if self._slot is not None:
+            return False
+        return self._state == "ended" or self.frame_age_s > max(seconds, self._stale_after_s)
+
     @property
     def is_alive(self) -> bool:
         """Whether a thread of it is still running, wanted or not."""

@@ -23,6 +23,7 @@ from appliance.file_lock import FileInUseError, sole_use
 from appliance.jobs import Description, decode_change, decode_description
 from appliance.ladder import Ladder
 from appliance.logs import set_up_logging
+from appliance.orphans import Orphans
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, ChildError
@@ -124,6 +125,7 @@ class _Service:
             _follow(self._told, lambda told: events.change(decode_change(told.body)), events),
             _follow(self._dropped, lambda dropped: _give_up(events, dropped), events),
             _give_up_lost(events, self._settings.describe.max_age_s),
+            Orphans(events, self._board).run(),
             self._outputs.run(),
             _announce(server, self._board, on_ready),
         )

@@ -100,8 +100,9 @@ def _model(name: str, services: Services) -> dict[str, Any]:
 
 def camera_body(status: CameraStatus) -> dict[str, Any]:
     """A camera as the API tells of it."""
-    # why: `error` may repeat the camera's URL with its password
-    return {name: getattr(status, name) for name in status.__struct_fields__ if name != "error"}
+    # why: `error` may repeat the camera's URL with its password; `open_events` are between worker and front.
+    hidden = ("error", "open_events")
+    return {name: getattr(status, name) for name in status.__struct_fields__ if name not in hidden}
 
 
 async def _queue_health(services: Services) -> dict[str, Any]:

@@ -49,6 +49,15 @@ def test_two_events_of_one_track_end_together_and_others_go_on() -> None:
     assert not list(courses.end_all())
 
 
+def test_the_events_that_go_on_are_named() -> None:
+    courses = Courses()
+    for name in "ab":
+        list(courses.begin(observation(0), name))
+    assert courses.open_events("a") == ["a", "b"]
+    list(courses.end("a"))
+    assert courses.open_events("a") == []
+
+
 def test_a_scene_ends_as_it_begins() -> None:
     courses = Courses()
     changes = list(courses.begin(observation(0, track=0, label="scene"), "a"))

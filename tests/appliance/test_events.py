@@ -106,6 +106,38 @@ def test_an_event_that_is_not_described_yet_has_neither_text_nor_error(store: Ev
     assert [body[name] for name in ("description", "error", "described_at")] == [None, None, None]
 
 
+def test_an_event_ends_once_whoever_ends_it(store: EventStore) -> None:
+    """The front ends what no worker knows of; one that comes back with its own end is too late."""
+    store.outbox.connect({"all": lambda kind, body: True})
+    store.change(change(0, "new"))
+    assert store.open_events() == {"a": "street"}
+    assert (store.end("a"), store.end("a"), store.end("b")) == (True, False, False)
+    assert not store.change(change(1, "update", ["porch"]))
+    assert not store.change(change(2, "end", ["porch"]))
+    assert store.open_events() == {}
+    body = msgspec.json.decode(store.newest(EVERYTHING, 1)[0].body)
+    assert (body["state"], body["num_changes"], body["zones"]) == ("end", 2, [])
+    told = [row[0] for row in store._database.execute("SELECT kind FROM outbox ORDER BY id")]
+    assert told == ["new", "end"]
+
+
+def test_an_older_file_knows_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left open of late is ended as all others are; of long ago it is no news."""
+    path = tmp_path / "events.db"
+    with closing(EventStore(path)) as store:
+        for name in ("late", "past", "over"):
+            store.add(description(name))
+        store.end("over")
+        store._database.execute("UPDATE events SET stored_at = stored_at - 86400 WHERE id = 'past'")
+        store._database.executescript(
+            "DROP INDEX events_open; ALTER TABLE events DROP COLUMN is_open; PRAGMA user_version = 4"
+        )
+    with closing(EventStore(path)) as store:
+        assert store.open_events() == {"late": "street"}
+        bodies = [msgspec.json.decode(event.body) for event in store.newest(EVERYTHING, 3)]
+        assert {body["id"]: body["state"] for body in bodies} == {"late": "new", "past": "end", "over": "end"}
+
+
 def test_a_change_that_is_known_changes_nothing(store: EventStore) -> None:
     """Redelivery: the same number is no news for those who follow."""
     assert store.change(change(1, "update", ["porch"]))

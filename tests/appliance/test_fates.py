@@ -113,7 +113,11 @@ def test_older_files_know_what_waits(tmp_path: Path, monkeypatch: Any) -> None:
     with closing(event_schema.open_database(path)) as database:
         now = time.time()
         for name, described_at, ago_s in (("waits", None, 60), ("failed", 5.0, 60), ("past", None, 86400)):
-            fields = msgspec.to_builtins(description(name)) | {"description": None, "id": name}
+            fields = msgspec.to_builtins(description(name)) | {
+                "description": None,
+                "id": name,
+                "state": "new",
+            }
             values = (name, now - ago_s, msgspec.json.encode(fields | {"described_at": described_at}))
             columns = "(id, camera, label, captured_at, is_described, stored_at, body)"
             database.execute(

@@ -4,7 +4,7 @@ import asyncio
 import io
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import pytest
 
 from appliance.board import BoardReader, BoardWriter
 from appliance.ingest import VisionWorker, _follow_changes, collect_s
-from appliance.jobs import CameraStatus, decode_job, frame_key
+from appliance.jobs import CameraStatus, decode_change, decode_job, frame_key
 from appliance.settings import Settings, load_settings, to_json
-from queues import EmbeddedServer, JobConsumer, QueueUnavailable
+from queues import EmbeddedServer, JobConsumer, QueueUnavailable, connect
 from tests.appliance.running import until
 from tests.queues.servers import Server, started
 
@@ -208,6 +208,39 @@ def test_what_one_camera_fails_by_ends_no_other(server, monkeypatch):
         num_seen = good.status({}).num_frames
         until(lambda: good.status({}).num_frames > num_seen + 2)
         assert worker._cameras["good"] is good
+
+
+def told(server: EmbeddedServer, chosen: Settings) -> dict[str, list[str]]:
+    """The states of each event, in order."""
+    with closing(connect(server.url, chosen.queue)) as client:
+        changes = [decode_change(fields[b"body"]) for _, fields in client.xrange(chosen.queue.told)]
+    states: dict[str, list[str]] = {}
+    for change in changes:
+        states.setdefault(change.event_id, []).append(change.state)
+    return states
+
+
+def test_every_event_ends(server, monkeypatch):
+    """With its recording, with a camera that stays away, with the worker."""
+    monkeypatch.setattr("vision.sources.PacedSource.__iter__", lambda self: iter(self._source))
+    monkeypatch.setattr("appliance.ingest.GONE_S", 0.1)
+    monkeypatch.setattr("appliance.reader.STALE_AFTER_S", 0.1)
+    monkeypatch.setattr("appliance.ingest.STATUS_EVERY_S", 0.1)
+    chosen = settings("ending", over=VIDEO, away=VIDEO.replace("=40", "=4000"), on=LIVE)
+    worker = VisionWorker(chosen, server.url)
+    open_events, away = worker._courses.open_events, worker._cameras["away"].reader
+    with running(worker):
+        until(lambda: worker._cameras["over"].reader.is_done and not open_events("over"))
+        until(lambda: open_events("away"))
+        away.request_stop()
+        until(lambda: not open_events("away"))
+        until(lambda: open_events("on"))
+
+    states = told(server, chosen)
+    assert {event_id.partition("-")[0] for event_id in states} == set(chosen.cameras)
+    assert all(
+        (of_one[0], of_one[-1], of_one.count("end")) == ("new", "end", 1) for of_one in states.values()
+    )
 
 
 def test_no_frame_of_before_stays_when_a_camera_is_paused_or_masked(server):
