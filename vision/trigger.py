@@ -19,6 +19,8 @@ SCENE = "scene"
 ON_DEMAND = "on_demand"
 """The reason of an observation that was asked for."""
 
+_KINDS = ("line_crossing", "zone_entry", "dwell", NEW_TRACK)
+
 
 @dataclass(frozen=True)
 class TriggerConfig:
@@ -27,7 +29,8 @@ class TriggerConfig:
     Attributes:
         labels: wanted class names; empty for every class.
         cooldown_s: after a description, seconds of video without another one of the same class. Who comes
-            meanwhile and is still there at the end of it is described then.
+            meanwhile and is still there at the end of it is described then, as is what a described one did
+            meanwhile.
         camera_cooldown_s: likewise, without another one of any class.
         track_cooldown_s: likewise, without another one of the same track.
         min_score: lowest score of the detection, 0 to 1.
@@ -108,6 +111,8 @@ class Trigger:
         self._now_s = frame.time_s
         self.where = self._places.update(frame, detections)
         visits = self._visits.see(self._now_s, detections, self.where)
+        for visit in visits:
+            visit.due.update(self._arisen(visit))
         is_fit = self._fit(frame, detections)
         rows = np.flatnonzero(is_fit).tolist()
         reasons = {row: reason for row in rows if (reason := self._reason_for(visits[row]))}
@@ -162,15 +167,18 @@ class Trigger:
 
     def _reasons(self, visit: Visit) -> list[str]:
         """What a visit was not described for yet, the most special reason first."""
-        config, where = self.config, visit.where
         if not self._is_admitted(visit):
             return []
+        return sorted(visit.due - visit.described, key=_rank)
+
+    def _arisen(self, visit: Visit) -> list[str]:
+        """What happened in this frame, some of which is over in the next: it is due until it is described."""
+        config, where = self.config, visit.where
         crossed = [
             f"line_crossing:{name}:{side}" for name, side in where.crossed if name in config.line_crossing
         ]
         entered = [f"zone_entry:{name}" for name in where.zones if name in config.zone_entry]
-        reasons = [*crossed, *entered, *self._dwells(visit), *([NEW_TRACK] if config.new_track else [])]
-        return [reason for reason in reasons if reason not in visit.described]
+        return [*crossed, *entered, *self._dwells(visit), *([NEW_TRACK] if config.new_track else [])]
 
     def _dwells(self, visit: Visit) -> list[str]:
         dwell_s, stays_s = self.config.dwell_s, visit.where.stays_s
@@ -241,3 +249,7 @@ class Trigger:
         return Observation(
             frame, detections, track_id, visit.label, reason, visit.where.entered, zones_by_row
         )
+
+
+def _rank(reason: str) -> tuple[int, str]:
+    return _KINDS.index(reason.partition(":")[0]), reason

@@ -23,9 +23,9 @@ NEW_TRACK = "new_track"
 class Visit:
     """What is remembered of a track.
 
-    `described` are the reasons for which it was described already, `described_s` the last time. `host` is a
-    described visit that this one seems to be a part of; `has_moved_out` tells that it was once seen outside
-    of the motion masks.
+    `due` are the reasons for a description that came up, `described` those for which it was described, and
+    `described_s` the last time. `host` is a described visit that this one seems to be a part of;
+    `has_moved_out` tells that it was once seen outside of the motion masks.
     """
 
     label: str
@@ -34,6 +34,7 @@ class Visit:
     seen_s: float
     where: Whereabouts
     hits: int = 0
+    due: set[str] = field(default_factory=set)
     described: set[str] = field(default_factory=set)
     described_s: float | None = None
     host: "Visit | None" = None
@@ -53,6 +54,7 @@ class Visit:
 
     def take_over(self, other: "Visit") -> None:
         """Go on with what `other` began."""
+        self.due |= other.due
         self.described |= other.described | {NEW_TRACK}
         self.described_s, self.host = other.described_s, None
 

@@ -50,6 +50,44 @@ def test_who_steps_over_a_line_is_described() -> None:
     assert reasons(there, Thing(0, 60, 560, -10)) == [(28, "line_crossing:gate:left")]
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"new_track": True, "cooldown_s": 4.0}, [(0, "new_track"), (40, "line_crossing:gate:right")]),
+        ({"min_hits": 50}, [(49, "line_crossing:gate:right")]),
+        ({"line_crossing": (), "zone_entry": ("street",), "min_hits": 50}, [(49, "zone_entry:street")]),
+        (
+            {"line_crossing": (), "dwell_s": 2.0, "dwell_zones": ("street",), "min_hits": 50},
+            [(49, "dwell:street")],
+        ),
+    ],
+)
+def test_what_happens_while_nothing_may_be_told_is_told_later(change, expected) -> None:
+    """In a cooldown, or before a track is seen for long enough; by then it is over."""
+    assert reasons(replace(QUIET, **({"line_crossing": ("gate",)} | change))) == expected
+
+
+def test_a_crossing_in_a_frame_of_a_low_score_is_told_with_the_next() -> None:
+    trigger, seen = Trigger(replace(QUIET, line_crossing=("gate",))), []
+    for index in range(ENTERS - 5, ENTERS + 5):
+        unsure = replace(WALKER, score=0.3 if index == ENTERS else 0.9)
+        tracked = detections([unsure], index).with_tracks(np.array([1]))
+        if found := trigger.update(frame(index), tracked):
+            seen.append((index, found.reason))
+    assert seen == [(ENTERS + 1, "line_crossing:gate:right")]
+
+
+def test_who_goes_on_with_a_visit_goes_on_with_what_it_did() -> None:
+    """A tracker that lost somebody gives a new number, right after the line, within the cooldown."""
+    config = replace(QUIET, new_track=True, line_crossing=("gate",), cooldown_s=4.0)
+    trigger, seen = Trigger(config), []
+    for index in range(60):
+        tracked = detections([WALKER], index).with_tracks(np.array([1 if index <= ENTERS else 2]))
+        if found := trigger.update(frame(index), tracked):
+            seen.append((index, found.reason))
+    assert seen == [(0, "new_track"), (40, "line_crossing:gate:right")]
+
+
 def test_a_visit_may_be_described_for_several_reasons() -> None:
     config = replace(QUIET, new_track=True, zone_entry=("yard",), dwell_s=5.0)
     expected = [(0, "new_track"), (ENTERS + 2, "zone_entry:yard"), (50, "dwell")]
