@@ -25,7 +25,8 @@ class VideoWriter:
 
     def __init__(self, path: Path, *, room: int = 0) -> None:
         self._room = room
-        self._container = av.open(str(path), "w", options={"movflags": "faststart"})
+        # why: FFmpeg takes what stands before a colon in a name for a protocol, but not behind a slash.
+        self._container = av.open(str(path.absolute()), "w", options={"movflags": "faststart"})
         self._stream: av.VideoStream | None = None
         self._last_pts = -1
 

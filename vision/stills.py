@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image as Pillow
 from PIL import ImageOps
 
-from vision.errors import SourceNotFound, SourceUnreadable, SourceUnsupported
+from vision.errors import SourceError, SourceNotFound, SourceUnreadable, SourceUnsupported
 from vision.pixels import to_bgr8
 from vision.types import Frame, Image
 
@@ -23,8 +23,8 @@ MAX_PIXELS = 100_000_000
 class Stills:
     """Separate pictures, in the order given; a `FrameSource` that is no video.
 
-    ``time_s`` of a picture is its position, one second each. A file that cannot be read is skipped and
-    counted in ``num_lost``; when none can be read, that is an error.
+    ``time_s`` of a picture is its position, one second each. A file that cannot be read, or is too large, is
+    skipped and counted in ``num_lost``; when none can be read, that is an error.
     """
 
     is_live = False
@@ -71,7 +71,7 @@ class Stills:
                 return
             try:
                 image = read_image(path)
-            except SourceUnreadable:
+            except SourceError:
                 self.num_lost += 1
                 if self.num_lost == len(self.paths):
                     raise
@@ -97,7 +97,10 @@ def read_image(path: str | os.PathLike[str]) -> Image:
                     f"{path} has {picture.width}×{picture.height} pixels; the limit is {MAX_PIXELS} in all"
                 )
             return _to_bgr(ImageOps.exif_transpose(picture))
-    except (OSError, SyntaxError, ValueError, ImportError, Pillow.DecompressionBombError) as error:
+    except SourceUnsupported:
+        raise
+    # why: a Pillow plugin raises whatever its parser trips over (struct.error, KeyError, zlib.error, …).
+    except Exception as error:
         raise SourceUnreadable(f"{path} cannot be read as a picture: {error}") from error
 
 

@@ -175,4 +175,5 @@ class LiveStream:
 
 
 def _is_whole_jpeg(packet: "Packet[Any]") -> bool:
-    return bytes(memoryview(packet)[-256:]).rstrip(_PADDING).endswith(_JPEG_END)
+    # why: some cameras fill each picture up to a size of their own, with any number of bytes.
+    return bytes(memoryview(packet)).rstrip(_PADDING).endswith(_JPEG_END)

@@ -89,7 +89,8 @@ class VideoFile:
             raise SourceUnreadable(f"{self.path} cannot be read as a video: {_reason(error)}") from error
 
     def _container(self) -> InputContainer:
-        return av.open(str(self.path), options=_OPTIONS, metadata_errors="replace")
+        # why: FFmpeg takes what stands before a colon in a name for a protocol, but not behind a slash.
+        return av.open(str(self.path.absolute()), options=_OPTIONS, metadata_errors="replace")
 
     def _video_stream(self, container: InputContainer) -> VideoStream:
         if not container.streams.video:

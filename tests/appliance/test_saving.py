@@ -59,6 +59,13 @@ def test_there_is_room_for_the_longest_caption():
     assert Captions([]).room(frame) == 0
 
 
+def test_a_videos_name_may_be_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with VideoWriter(Path("2026-11-30T04:00:00.mp4")) as video:
+        video.write(np.zeros((48, 64, 3), np.uint8), 0.0)
+    assert (tmp_path / "2026-11-30T04:00:00.mp4").stat().st_size
+
+
 @pytest.mark.parametrize("size", [(64, 48), (65, 49), (32, 200)])
 def test_a_video_keeps_size_and_times(tmp_path: Path, size):
     """V9, V12: odd sides are cut to even ones, and times are as given, equal or not."""

@@ -1,5 +1,6 @@
 """Pictures from files."""
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,23 @@ def test_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(stills, "MAX_PIXELS", 899)
     with pytest.raises(SourceUnsupported, match="30×30"):
         read_image(tmp_path / "p.png")
+
+
+def test_one_that_is_too_large_or_odd_ends_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("a", 8), ("b", 30), ("c", 9), ("d", 8)):
+        Pillow.new("L", (size, size)).save(tmp_path / f"{name}.png")
+    monkeypatch.setattr(stills, "MAX_PIXELS", 899)
+    turn = stills.ImageOps.exif_transpose
+
+    def trip(picture: Pillow.Image) -> Pillow.Image:
+        if picture.width == 9:
+            raise struct.error("what a parser trips over")
+        return turn(picture)
+
+    monkeypatch.setattr(stills.ImageOps, "exif_transpose", trip)
+    source = Stills.in_folder(tmp_path, "door")
+    assert [frame.index for frame in source] == [0, 3]
+    assert source.num_lost == 2
 
 
 def test_closing_ends_a_running_iteration(tmp_path: Path) -> None:

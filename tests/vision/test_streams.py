@@ -204,6 +204,16 @@ def test_parts_without_their_end_are_skipped_and_counted():
     assert source.losses["damaged"] >= 8
 
 
+def test_parts_may_be_filled_up():
+    """To a size of the camera's own, whatever that is."""
+    parts = [part + b"\0" * 20_000 for part in encoded(codec="mjpeg")]
+    with HttpCameras(parts) as http, frames_of(http.url("/mjpeg")) as (source, frames):
+        taken = list(islice(frames, 4))
+
+    assert len(taken) == 4
+    assert source.losses["damaged"] == 0
+
+
 def test_hls_is_held_to_its_pace():
     with HttpCameras() as http, frames_of(http.url("/live.m3u8")) as (_, frames):
         started_at = time.monotonic()

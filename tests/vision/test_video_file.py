@@ -8,6 +8,7 @@ import pytest
 
 from tests.vision.videos import corner, write_video
 from vision.errors import SourceUnreadable, SourceUnsupported
+from vision.sources import open_source
 from vision.types import Image
 from vision.video_file import VideoFile
 
@@ -55,6 +56,14 @@ def test_a_recording_starts_at_zero_wherever_its_clock_stood(tmp_path: Path) -> 
     """V9: MPEG-TS starts its time stamps somewhere."""
     path = write_video(tmp_path / "v.ts", [corner(64, 48)] * 4, times_s=[7.0, 7.1, 7.2, 7.5])
     assert [f.time_s for f in VideoFile(path, "a")] == pytest.approx([0.0, 0.1, 0.2, 0.5], abs=1e-3)
+
+
+def test_a_name_may_be_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As recorders give it; from the folder where it is, a colon is no protocol's."""
+    name = "2026-11-30T04:00:00.mp4"
+    write_video(tmp_path / "v.mp4", [corner(64, 48)] * 2).rename(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert len(list(open_source(name, camera="a"))) == 2
 
 
 def test_time_goes_on_where_time_stamps_start_again(tmp_path: Path) -> None:
