@@ -86,6 +86,10 @@ class CameraControl:
         if keys.keys() & {"source", "ffmpeg"}:
             # why: both say where the frames come from; the newer word holds.
             known = {key: value for key, value in known.items() if key not in {"source", "ffmpeg"}}
+        detect = keys.get("detect")
+        if isinstance(detect, Mapping) and "fps" in detect:
+            # why: likewise; what a camera says itself would hold before it.
+            known = {**known, "fps": None}
         self._set({**cameras, name: _merged(known, keys)}, name)
 
     def remove(self, name: str) -> None:

@@ -45,9 +45,9 @@ class FfmpegSettings(SettingsPart):
 class CameraSettings(ViewSettings):
     """One camera: where its frames come from, and how many of them a second to look at (None: all).
 
-    `source` may also be given as Frigate does, by `ffmpeg.inputs`. `fps` is short for `detect.fps`. A file
-    begins again at its end when it is to `loop`. `rotate` turns the picture clockwise, by degrees, for a
-    camera that hangs sideways.
+    `source` may also be given as Frigate does, by `ffmpeg.inputs`. `fps` is short for `detect.fps` and holds
+    before it. A file begins again at its end when it is to `loop`. `rotate` turns the picture clockwise, by
+    degrees, for a camera that hangs sideways.
     """
 
     source: str = Field(min_length=1)
@@ -70,7 +70,7 @@ class CameraSettings(ViewSettings):
     @property
     def max_fps(self) -> float | None:
         """Frames a second to look at; None for all."""
-        return self.detect.fps or self.fps
+        return self.fps or self.detect.fps
 
 
 def complete(cameras: dict[str, CameraSettings], common: ViewSettings) -> dict[str, CameraSettings]:

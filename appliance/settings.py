@@ -45,6 +45,7 @@ from appliance.view_settings import (
     SnapshotSettings,
     ViewSettings,
 )
+from appliance.yaml_file import parse_yaml
 from queues.config import QueueConfig
 from vlm_engine.config import EngineConfig
 
@@ -229,7 +230,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such file: check --config") from None
     except (OSError, UnicodeDecodeError) as error:

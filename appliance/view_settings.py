@@ -111,7 +111,8 @@ class FilterSettings(SettingsPart):
     """What an object of one class must be like to be believed; None leaves it open.
 
     `min_score` is the lowest score that starts a track, `threshold` the lowest median of its scores. Areas
-    are in pixels, or below 1 a share of the picture; ratios are width by height. In `mask` none can stand.
+    are in pixels of `detect.width` x `detect.height` if both are given, else of the frame, or below 1 a share
+    of the picture; ratios are width by height. In `mask` none can stand.
     """
 
     min_score: float | None = Field(default=None, ge=0, le=1)
@@ -124,7 +125,7 @@ class FilterSettings(SettingsPart):
 
 
 class ObjectSettings(SettingsPart):
-    """Which classes are tracked (None: all that the detector gives), and which detections are believed.
+    """Which classes are tracked (None: all that the detector gives, empty: none), and what is believed.
 
     Where the bottom centre of its box lies in `mask`, no object is believed.
     """
@@ -206,18 +207,26 @@ class ViewSettings(SettingsPart):
                 )
             elif any(x > width or y > height for x, y in corners):
                 yield f"{path}: a point lies outside of detect.width x detect.height, {width}x{height}"
-        yield from self._unknown_names("required_zones", self.describe.required_zones, self.zones)
+        yield from self._wrong_names("required_zones", self.describe.required_zones, self.zones)
         triggers = self.describe.triggers
-        yield from self._unknown_names("triggers.zone_entry", triggers.zone_entry, self.zones)
-        yield from self._unknown_names("triggers.line_crossing", triggers.line_crossing, self.lines)
-        yield from self._unknown_names(
+        yield from self._wrong_names("triggers.zone_entry", triggers.zone_entry, self.zones)
+        yield from self._wrong_names("triggers.line_crossing", triggers.line_crossing, self.lines)
+        yield from self._wrong_names(
             "triggers.dwell.zones", triggers.dwell and triggers.dwell.zones, self.zones
         )
 
-    def _unknown_names(self, path: str, names: object, known: Mapping[str, SettingsPart]) -> Iterator[str]:
-        for name in names if isinstance(names, tuple) else ():
+    def _wrong_names(
+        self, path: str, names: object, known: Mapping[str, "ZoneSettings | LineSettings"]
+    ) -> Iterator[str]:
+        chosen = names if isinstance(names, tuple) else ()
+        for name in chosen:
             if name not in known:
                 yield f".describe.{path}: no {name!r} here; there is {', '.join(known) or 'none'}"
+        if chosen and not any(getattr(known.get(name), "enabled", True) for name in chosen):
+            yield (
+                f".describe.{path}: all of {', '.join(chosen)} are switched off, so nothing is a reason; "
+                "enable one or name another"
+            )
 
     def _all_corners(self) -> Iterator[tuple[str, Corners]]:
         for section in ("objects", "motion", "privacy"):

@@ -16,13 +16,13 @@ from vision.trigger import TriggerConfig
 from vision.zones import LineConfig, ZoneConfig
 
 
-def wanted_labels(view: ViewSettings, detector: Detector) -> tuple[str, ...]:
-    """The classes worth a description: what was asked for, else what is tracked, else the usual ones."""
+def wanted_labels(view: ViewSettings, detector: Detector) -> tuple[str, ...] | None:
+    """The classes worth a description: what was asked for, what is tracked, or the usual; None: all."""
     track, asked_for = view.objects.track, view.describe.labels
     if asked_for is not None:
-        return tuple(label for label in asked_for if not track or label in track)
+        return tuple(label for label in asked_for if track is None or label in track) if asked_for else None
     given = detector.config.classes or tuple(detector.names.values())
-    return track or tuple(label for label in DEFAULT_LABELS if label in given)
+    return tuple(label for label in DEFAULT_LABELS if label in given) if track is None else track
 
 
 def camera_config(
@@ -69,7 +69,7 @@ def recording_options(view: ViewSettings) -> SourceOptions:
     )
 
 
-def _trigger_config(view: ViewSettings, labels: tuple[str, ...]) -> TriggerConfig:
+def _trigger_config(view: ViewSettings, labels: tuple[str, ...] | None) -> TriggerConfig:
     describe, detect = view.describe, view.detect
     triggers = describe.triggers if describe.enabled else TriggerSettings(new_track=False)
     zones = {name: zone for name, zone in view.zones.items() if zone.enabled}
@@ -110,12 +110,23 @@ def _trigger_config(view: ViewSettings, labels: tuple[str, ...]) -> TriggerConfi
 
 def _filter_config(view: ViewSettings) -> FilterConfig:
     filters = {label: _object_filter(one, view.detect) for label, one in view.objects.filters.items()}
-    return FilterConfig(view.objects.track or (), filters, _polygons(view.objects.mask, view.detect))
+    return FilterConfig(view.objects.track, filters, _polygons(view.objects.mask, view.detect))
 
 
 def _object_filter(one: FilterSettings, detect: DetectSettings) -> ObjectFilter:
     limits = one.model_dump(exclude={"mask"}, exclude_none=True)
+    for name in limits.keys() & {"min_area", "max_area"}:
+        limits[name] = _share(limits[name], detect)
     return ObjectFilter(**limits, masks=_polygons(one.mask, detect))
+
+
+def _share(area: float, detect: DetectSettings) -> float:
+    """An area as a share of the picture where it is known how many pixels that has, else as it is."""
+    if area < 1 or detect.width is None or detect.height is None:
+        return area
+    share = area / (detect.width * detect.height)
+    # why: 1 and more would be pixels again; nothing is larger than the picture
+    return share if share < 1 else float("inf")
 
 
 def _names(chosen: bool | tuple[str, ...], known: Mapping[str, object]) -> tuple[str, ...]:

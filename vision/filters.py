@@ -48,12 +48,12 @@ class FilterConfig:
     """What a camera's detections are filtered by.
 
     Attributes:
-        track: class names to track; empty for every class.
+        track: class names to track, None for every class.
         filters: by class name.
         masks: areas in which no object of any class can stand.
     """
 
-    track: tuple[str, ...] = ()
+    track: tuple[str, ...] | None = None
     filters: Mapping[str, ObjectFilter] = field(default_factory=dict)
     masks: tuple[Polygon, ...] = ()
 
@@ -65,13 +65,13 @@ class FilterConfig:
 
     def apply(self, detections: Detections, image: Image) -> Detections:
         """Return the rows that pass; all of them when nothing is configured."""
-        if not (self.track or self.filters or self.masks) or not len(detections):
+        if (self.track is None and not self.filters and not self.masks) or not len(detections):
             return detections
         feet = bottom_centers(detections, image)
         keep = ~any_contains(self.masks, feet)
         labels = np.array(detections.labels)
-        if self.track:
-            keep &= np.isin(labels, self.track)
+        if self.track is not None:
+            keep &= np.isin(labels, np.array(self.track, str))
         for label, one in self.filters.items():
             keep &= (labels != label) | one.accepts(detections, image, feet)
         return detections[keep]

@@ -195,7 +195,7 @@ def _for_pictures(trigger: TriggerConfig) -> TriggerConfig:
 def _check_labels(config: CameraConfig, detector: Detector) -> None:
     given = detector.config.classes or tuple(detector.names.values())
     trigger, filters = config.trigger, config.filters
-    wanted = [*trigger.labels, *filters.track, *filters.filters, *trigger.thresholds]
+    wanted = [*(trigger.labels or ()), *(filters.track or ()), *filters.filters, *trigger.thresholds]
     wanted += [label for zone in trigger.zones for label in zone.labels]
     wanted += [label for line in trigger.lines for label in line.labels]
     if unknown := [label for label in dict.fromkeys(wanted) if label not in given]:

@@ -27,7 +27,7 @@ class TriggerConfig:
     """When a frame is worth a description.
 
     Attributes:
-        labels: wanted class names; empty for every class.
+        labels: wanted class names, None for every class.
         cooldown_s: after a description, seconds of video without another one of the same class. Who comes
             meanwhile and is still there at the end of it is described then, as is what a described one did
             meanwhile.
@@ -53,7 +53,7 @@ class TriggerConfig:
             pictures agree to this degree (1: the same); None leaves nothing out.
     """
 
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
     cooldown_s: float = 10.0
     min_score: float = 0.4
     min_area: float = 0.002
@@ -149,7 +149,7 @@ class Trigger:
 
     def _fit(self, frame: Frame, detections: Detections) -> NDArray[np.bool_]:
         config = self.config
-        is_wanted = [not config.labels or label in config.labels for label in detections.labels]
+        is_wanted = [config.labels is None or label in config.labels for label in detections.labels]
         is_big = detections.areas >= config.min_area * frame.width * frame.height
         return np.asarray(is_wanted, np.bool_) & is_big & (detections.scores >= config.min_score)
 

@@ -161,6 +161,15 @@ async def test_a_camera_may_be_given_in_frigates_words(told):
     assert (describe["labels"], describe["track_cooldown_s"], describe["cooldown_s"]) == (["dog"], 9, 10)
 
 
+async def test_of_both_ways_to_say_how_many_frames_the_newer_holds(told):
+    told.control.change("file", {"fps": 2})
+    told.control.change("file", {"detect": {"fps": 5}})
+    told.cameras(3)
+    assert told.control._settings.cameras["file"].max_fps == 5
+    told.control.change("file", {"fps": 3})
+    assert told.control._settings.cameras["file"].max_fps == 3
+
+
 async def test_names_that_are_taken_or_unknown(told):
     with pytest.raises(CameraExists):
         told.control.add("file", {"source": URL})

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from appliance.settings import Settings, SettingsError, load_settings, to_json
 from appliance.viewing import camera_config, privacy_masks
 from vision.detector import Detector
+from vision.types import Detections
 
 PASTED = """
 cameras:
@@ -84,7 +86,7 @@ def test_a_pasted_camera_is_understood(write, detector) -> None:
 
     assert config.filters.track == config.trigger.labels == ("person", "car")
     person, car = config.filters.filters["person"], config.filters.filters["car"]
-    assert (person.min_area, person.max_ratio, person.min_score) == (5000, 2.0, 0.5)
+    assert (person.min_area, person.max_ratio, person.min_score) == (5000 / (1280 * 720), 2.0, 0.5)
     assert config.trigger.thresholds == {"person": 0.7}
     assert [mask.points for mask in car.masks] == [((0, 0), (1, 0), (1, 0.278))]
     assert config.filters.masks[0].points == ((0, 0), (1, 0), (1, 0.1), (0, 0.1))
@@ -237,3 +239,71 @@ def test_a_schema_that_cannot_be_kept_to_is_said_at_once(write) -> None:
         SettingsError, match=r"cameras\.gate\.describe\.schema: the schema cannot be compiled: "
     ):
         load_settings(write("cameras: {gate: {source: a.mp4, describe: {schema: {type: 12}}}}"))
+
+
+def test_a_camera_s_own_fps_holds_before_what_holds_for_all(write) -> None:
+    text = "detect: {fps: 5}\ncameras: {slow: {source: a.mp4, fps: 2}, usual: {source: b.mp4}}\n"
+    cameras = write(text).cameras
+    assert (cameras["slow"].max_fps, cameras["usual"].max_fps) == (2, 5)
+
+
+def test_where_nothing_is_tracked_nothing_is_found(write, detector) -> None:
+    """As in Frigate; classes to describe that are not tracked do not mean all classes either."""
+    text = """
+cameras:
+  none: {source: a.mp4, objects: {track: []}}
+  all: {source: a.mp4, describe: {labels: []}}
+  other: {source: a.mp4, objects: {track: [person]}, describe: {objects: [car]}}
+"""
+    settings = write(text)
+    none, all_, other = (camera_config(settings, detector, n, frame_rate=5) for n in ("none", "all", "other"))
+    assert (none.filters.track, none.trigger.labels) == ((), ())
+    assert (all_.filters.track, all_.trigger.labels) == (None, None)
+    assert (other.filters.track, other.trigger.labels) == (("person",), ())
+
+
+@pytest.mark.parametrize("scale", [1, 0.5, 2])
+def test_areas_are_pixels_of_the_size_that_is_named(write, detector, scale) -> None:
+    """As coordinates are: a stream of another size is looked at alike."""
+    text = """
+cameras:
+  front:
+    source: a.mp4
+    detect: {width: 1280, height: 720}
+    objects: {filters: {person: {min_area: 5000, max_area: 24000000}, car: {max_area: 5000}}}
+"""
+    filters = camera_config(write(text), detector, "front", frame_rate=5).filters
+    size = (round(720 * scale), round(1280 * scale), 3)
+    boxes = np.array([[100, 100, 160, 180], [100, 100, 180, 180]] * 2, np.float32) * scale
+    found = Detections(boxes, np.ones(4, np.float32), np.array([0, 0, 2, 2]), {0: "person", 2: "car"})
+    kept = filters.apply(found, np.zeros(size, np.uint8))
+    assert (kept.boxes == boxes[[1, 2]]).all()
+
+
+@pytest.mark.parametrize(
+    ("describe", "path"),
+    [
+        ("required_zones: [porch]", "required_zones"),
+        ("triggers: {zone_entry: [porch]}", "triggers.zone_entry"),
+        ("triggers: {dwell: {seconds: 3, zones: [porch]}}", "triggers.dwell.zones"),
+    ],
+)
+def test_zones_that_are_switched_off_are_no_reason_for_anything(write, describe, path) -> None:
+    text = """
+cameras:
+  front:
+    source: a.mp4
+    zones: {porch: {coordinates: "0,0,1,0,1,1", enabled: false}, street: {coordinates: "0,0,1,0,1,1"}}
+    describe: {%s}
+"""
+    (problem,) = problems(write, text % describe)
+    assert problem.startswith(f"cameras.front.describe.{path}: all of porch are switched off")
+    assert write(text % describe.replace("[porch]", "[porch, street]")).cameras
+
+
+def test_a_key_twice_is_one_too_many(write) -> None:
+    (problem,) = problems(write, "cameras:\n  gate: {source: a.mp4}\n  gate: {source: b.mp4}\n")
+    assert "the key 'gate' of line 2 stands again in line 3" in problem
+    merged = "x: &usual {source: a.mp4, fps: 2}\ncameras: {gate: {<<: *usual, fps: 3}}\n"
+    (problem,) = problems(write, merged)
+    assert problem.startswith("x: unknown key")

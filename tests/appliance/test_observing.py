@@ -156,4 +156,4 @@ def test_without_a_wish_the_usual_classes_are_wanted():
         "person", "bicycle", "car", "motorcycle", "bus", "truck", "dog", "cat",
     )  # fmt: skip
     assert wanted_labels(settings(labels=["giraffe"]).view_of("any"), detector) == ("giraffe",)
-    assert wanted_labels(settings(labels=[]).view_of("any"), detector) == ()
+    assert wanted_labels(settings(labels=[]).view_of("any"), detector) is None

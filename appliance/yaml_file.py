@@ -1,0 +1,31 @@
+"""YAML as settings are written in it: plain values, and no key twice in a table."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which would let the last of two equal keys win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: dict[object, int] = {}
+        for key_node, _ in node.value:
+            # why: what a merge (`<<`) brings along may be said again, that is what it is for
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            line = key_node.start_mark.line + 1
+            first = seen.setdefault(key, line) if isinstance(key, Hashable) else line
+            if first != line:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} of line {first} stands again in line {line}; keep one", None
+                )
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str) -> Any:
+    """What `text` says; raises `yaml.YAMLError`, also for a key that stands twice in a table."""
+    # why: it is a SafeLoader, which makes plain values only
+    return yaml.load(text, _Loader)
