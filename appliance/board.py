@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import redis
@@ -19,12 +19,24 @@ logger = logging.getLogger(__name__)
 
 FRAME_TTL_S = 30
 STATUS_TTL_S = 15
-ASKED_TTL_S = 15
+ASKED_TTL_S = 30
+MAX_ASKED = 5
 WATCHED_TTL_S = 5
 OUTAGE_PAUSE_S = 1.0
 _TIMES = QueueConfig(command_timeout_s=2.0)
 
 _status_decoder = msgspec.json.Decoder(CameraStatus)
+
+
+class ShownFrame(NamedTuple):
+    """A camera's newest frame: a JPEG, and seconds since it was written, by the clock of Redis."""
+
+    jpeg: bytes
+    age_s: float
+
+
+class AskedTooOftenError(Exception):
+    """As many descriptions of a camera's frames are asked for as may wait."""
 
 
 class BoardWriter:
@@ -128,8 +140,8 @@ class BoardReader:
         }
         return {one for one, camera in events.items() if (ids := named[camera]) is None or one in ids}
 
-    async def frame(self, camera: str) -> bytes | None:
-        """The camera's newest frame as JPEG; None when there is none yet, or no such camera.
+    async def frame(self, camera: str) -> ShownFrame | None:
+        """The camera's newest frame; None when there is none yet, or no such camera.
 
         Who asks again within 5 s gets frames that are newer: the worker is told that somebody is looking.
         """
@@ -139,23 +151,29 @@ class BoardReader:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.set(watched_key(camera), 1, ex=WATCHED_TTL_S)
                 pipeline.get(frame_key(camera))
+                pipeline.pttl(frame_key(camera))
                 # why: a Redis that takes no more writes still has the frame
-                _, value = await pipeline.execute(raise_on_error=False)
+                _, value, left_ms = await pipeline.execute(raise_on_error=False)
         except (redis.RedisError, OSError):
             return None
-        return value if isinstance(value, bytes) else None
+        if not isinstance(value, bytes) or not isinstance(left_ms, int):
+            return None
+        return ShownFrame(value, max(0.0, FRAME_TTL_S - left_ms / 1e3))
 
     async def ask(self, camera: str) -> str | None:
         """Asks for a description of the camera's next frame; its event's id, None in an outage.
 
-        One that nobody takes up within 15 s is forgotten.
+        One that nobody takes up within 30 s is forgotten. Raises `AskedTooOftenError` when `MAX_ASKED` wait.
         """
         key, event_id = asked_key(camera), f"{camera}-asked-{uuid.uuid4().hex[:12]}"
         try:
             async with self._redis.pipeline(transaction=True) as pipeline:
                 pipeline.rpush(key, event_id)
                 pipeline.expire(key, ASKED_TTL_S)
-                await pipeline.execute()
+                num_waiting, _ = await pipeline.execute()
+            # why: one that the worker has taken meanwhile is answered
+            if num_waiting > MAX_ASKED and await self._redis.lrem(key, -1, event_id):
+                raise AskedTooOftenError(camera)
         except (redis.RedisError, OSError):
             return None
         return event_id

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from appliance.api.errors import ApiError, not_found, unavailable
 from appliance.api.services import services_of
+from appliance.board import MAX_ASKED, AskedTooOftenError
 
 router = APIRouter()
 
@@ -20,12 +21,17 @@ async def describe_camera(request: Request, name: str) -> Response:
     """202 with the id of the event in which the camera's next frame will be described.
 
     It is described whatever it shows and however lately another one was. 404 names the cameras that there
-    are; 503 says that the camera gives no frames just now, 409 that it will give none.
+    are; 503 says that the camera gives no frames just now, or that as many wait as may; 409 that it will
+    give none.
     """
     cameras = services_of(request).cameras
     states = {status.name: status.state for status in await cameras.statuses()}
     _check_running(name, states)
-    event_id = await cameras.ask(name)
+    try:
+        event_id = await cameras.ask(name)
+    except AskedTooOftenError:
+        message = f"{MAX_ASKED} descriptions of the camera '{name}' are asked for already: try again"
+        raise unavailable(message, code="overloaded") from None
     if event_id is None:
         raise unavailable("the queue does not answer: try again", code="queue_unavailable")
     body: dict[str, Any] = {

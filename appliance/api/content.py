@@ -82,7 +82,7 @@ def _camera_name(part: Part) -> str | None:
 
 async def _frame(name: str, where: str, services: Services) -> bytes:
     try:
-        return await services.camera_frame(name)
+        return (await services.camera_frame(name)).jpeg
     except ApiError as error:
         if error.code != "camera_not_found":
             raise

@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 
 from appliance.api.errors import not_found, unavailable
+from appliance.board import ShownFrame
 from appliance.clips import VideoLimits
 from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
@@ -29,6 +30,8 @@ DescribeStatsReader = Callable[[], DescribeStats]
 
 _STATUS_TIMEOUT_S = 2.0
 _COMPLAIN_EVERY_S = 10.0
+# why: frames and statuses are written about once a second.
+_MAX_BEHIND_S = 3.0
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +63,14 @@ class Cameras(Protocol):
     async def statuses(self) -> Sequence[CameraStatus]:
         """How every camera is doing."""
 
-    async def frame(self, name: str) -> bytes | None:
-        """A camera's newest frame as JPEG; None when there is no such camera or no frame yet."""
+    async def frame(self, name: str) -> ShownFrame | None:
+        """A camera's newest frame; None when there is no such camera or no frame yet."""
 
     async def ask(self, camera: str) -> str | None:
-        """Ask for a description of a camera's next frame; its event's id, None if nobody can be asked."""
+        """Ask for a description of a camera's next frame; its event's id, None if nobody can be asked.
+
+        Raises `AskedTooOftenError` when too many wait.
+        """
 
 
 class CameraChanges(Protocol):
@@ -160,16 +166,17 @@ class Services:
         """Run what would hold up the event loop; at most `max_decodes` at once."""
         return await run_sync(function, limiter=self._decode_slots)
 
-    async def camera_frame(self, name: str) -> bytes:
-        """A camera's newest JPEG; raises `ApiError`: 404 for an unknown camera, 503 without a frame yet."""
-        jpeg = await self.cameras.frame(name)
-        if jpeg is not None:
-            return jpeg
-        names = [status.name for status in await self.cameras.statuses()]
-        if name in names:
-            raise unavailable(f"the camera '{name}' has no frame yet", code="camera_not_ready")
-        known = ", ".join(sorted(names)) or "none"
-        raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+    async def camera_frame(self, name: str) -> ShownFrame:
+        """What a camera shows now; raises `ApiError`: 404 for an unknown one, 503 without a frame of now."""
+        frame = await self.cameras.frame(name)
+        statuses = {status.name: status for status in await self.cameras.statuses()}
+        if name not in statuses:
+            known = ", ".join(sorted(statuses)) or "none"
+            raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+        reason = _why_not_now(statuses[name], frame)
+        if frame is None or reason:
+            raise unavailable(f"the camera '{name}' {reason}", code="camera_not_ready")
+        return frame
 
     def engine_stats(self) -> EngineStats | None:
         """The engine's books, None before its start."""
@@ -202,6 +209,17 @@ class Services:
         """End all event streams, so that the server can shut down; chats run to their end."""
         self.is_stopping = True
         self.events.wake_followers()
+
+
+def _why_not_now(status: CameraStatus, frame: ShownFrame | None) -> str | None:
+    """Why a frame is not what the camera sees now; one that gives few frames may show an older one."""
+    if frame is None:
+        return "has no frame yet"
+    if status.state != "running":
+        return f"is {status.state}, its last frame is {frame.age_s:.0f} s old"
+    if frame.age_s > _MAX_BEHIND_S + (status.frame_age_s or 0.0):
+        return f"was not heard of for {frame.age_s:.0f} s: its worker shows no newer frame"
+    return None
 
 
 def services_of(request: Request) -> Services:

@@ -77,9 +77,10 @@ async def list_cameras(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/cameras/{name}/frame.jpg")
 async def get_frame(request: Request, name: str) -> Response:
-    """A camera's newest frame; 404 for an unknown camera, 503 while it has none yet."""
-    jpeg = await services_of(request).camera_frame(name)
-    return Response(jpeg, media_type="image/jpeg", headers=_NO_STORE)
+    """A camera's newest frame, `X-Frame-Age` seconds old; 404 for an unknown camera, 503 for none of now."""
+    frame = await services_of(request).camera_frame(name)
+    headers = {**_NO_STORE, "X-Frame-Age": f"{frame.age_s:.1f}"}
+    return Response(frame.jpeg, media_type="image/jpeg", headers=headers)
 
 
 @router.api_route("/v1/responses", methods=["POST"])

@@ -61,7 +61,7 @@ class _NoCameras:
     async def ask(self, camera: str) -> str | None:
         return None
 
-    async def frame(self, name: str) -> bytes | None:
+    async def frame(self, name: str) -> None:
         return None
 
 

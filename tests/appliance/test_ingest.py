@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.board import BoardReader, BoardWriter
+from appliance.board import MAX_ASKED, AskedTooOftenError, BoardReader, BoardWriter
 from appliance.ingest import VisionWorker, _follow_changes, collect_s
 from appliance.jobs import CameraStatus, decode_change, decode_job, frame_key
 from appliance.settings import Settings, load_settings, to_json
@@ -70,7 +70,7 @@ async def test_cameras_end_and_fail_each_by_themselves(server, monkeypatch, tmp_
     assert left.num_frames == right.num_frames == 40
     assert left.num_dropped == 0
     assert frame is not None
-    assert frame.startswith(b"\xff\xd8")
+    assert frame.jpeg.startswith(b"\xff\xd8")
     assert broken.error is not None
     assert "missing.mp4" in broken.error
     assert not thread.is_alive()
@@ -89,7 +89,7 @@ async def test_frames_are_shown_more_often_while_somebody_looks(server, monkeypa
         shown = until(newest)
         until(lambda: camera.rate.fps > 0 and camera.reader.num_read > 8)
         assert newest() == shown
-        while await board.frame("desk") == shown:
+        while (frame := await board.frame("desk")) is None or frame.jpeg == shown:
             await asyncio.sleep(0.05)
     finally:
         stop.set()
@@ -104,7 +104,14 @@ async def test_the_board_knows_the_configured_cameras_only(server):
     writer.write_status(CameraStatus(name="front", state="running", num_frames=3))
 
     assert writer.watched(("front", "back")) == set()
-    assert await board.frame("front") == b"jpeg"
+    frame = await board.frame("front")
+    assert frame is not None
+    assert frame.jpeg == b"jpeg"
+    assert 0 <= frame.age_s < 10
+    writer._redis.pexpire(frame_key("front"), 20_000)
+    frame = await board.frame("front")
+    assert frame is not None
+    assert 10 <= frame.age_s < 20
     assert await board.frame("back") is None
     assert await board.frame("other") is None
     assert writer.watched(("front", "back", "other")) == {"front", "back"}
@@ -112,6 +119,18 @@ async def test_the_board_knows_the_configured_cameras_only(server):
         ("front", "running", 3),
         ("back", "connecting", 0),
     ]
+    writer.close()
+    await board.close()
+
+
+async def test_no_more_is_asked_for_than_may_wait(server):
+    """What was promised comes; what is not taken frees its place when the worker takes another."""
+    writer, board = BoardWriter(server.url), BoardReader(server.url, ("asked",))
+    ids = [await board.ask("asked") for _ in range(MAX_ASKED)]
+    with pytest.raises(AskedTooOftenError):
+        await board.ask("asked")
+    assert [writer.take_asked(("asked",))["asked"] for _ in range(MAX_ASKED)] == ids
+    assert writer.take_asked(("asked",)) == {}
     writer.close()
     await board.close()
 
@@ -131,7 +150,7 @@ async def test_the_board_survives_an_outage(tmp_path: Path, caplog):
         server.ensure_running()
         now = 10.0
         writer.write_frame("front", b"jpeg")
-        assert await board.frame("front") == b"jpeg"
+        assert await board.frame("front") is not None
     writer.close()
     await board.close()
 

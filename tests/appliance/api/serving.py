@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from appliance.api import ApiLimits, ApiServer, allow_camera_changes, create_app
 from appliance.api.services import CameraChanges, Services
+from appliance.board import AskedTooOftenError, ShownFrame
 from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
 from appliance.jobs import CameraStatus
@@ -62,16 +63,20 @@ class CamerasInMemory:
     known: list[CameraStatus] = field(default_factory=list)
     frames: dict[str, bytes] = field(default_factory=dict)
     failure: Exception | None = None
+    frame_age_s: float = 0.4
+    is_asked_too_often: bool = False
 
     async def statuses(self) -> Sequence[CameraStatus]:
         if self.failure:
             raise self.failure
         return self.known
 
-    async def frame(self, name: str) -> bytes | None:
-        return self.frames.get(name)
+    async def frame(self, name: str) -> ShownFrame | None:
+        return ShownFrame(self.frames[name], self.frame_age_s) if name in self.frames else None
 
     async def ask(self, camera: str) -> str | None:
+        if self.is_asked_too_often:
+            raise AskedTooOftenError
         return None if self.failure else f"{camera}-asked-1"
 
 

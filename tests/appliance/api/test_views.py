@@ -59,6 +59,29 @@ def test_a_cameras_frame(http: httpx.Client, server: Running) -> None:
     assert reply.content == server.cameras.frames["street"]
     assert reply.headers["content-type"] == "image/jpeg"
     assert reply.headers["cache-control"] == "no-store"
+    assert reply.headers["x-frame-age"] == "0.4"
+
+
+@pytest.mark.parametrize(
+    ("state", "frame_age_s", "age_s", "is_shown"),
+    [
+        ("running", 0.1, 2.9, True),
+        ("running", 0.1, 8.0, False),
+        ("running", 7.0, 8.0, True),
+        ("stalled", 2.5, 2.9, False),
+        ("stopped", None, 1.0, False),
+    ],
+)
+def test_an_old_frame_is_not_what_a_camera_shows(
+    http: httpx.Client, server: Running, monkeypatch, state, frame_age_s, age_s, is_shown
+) -> None:
+    """It is stalled or paused, or its worker is gone; one that gives few frames is neither."""
+    status = CameraStatus(name="street", state=state, frame_age_s=frame_age_s)
+    monkeypatch.setattr(server.cameras, "known", [status])
+    monkeypatch.setattr(server.cameras, "frame_age_s", age_s)
+    reply = http.get("/v1/cameras/street/frame.jpg")
+    assert reply.status_code == (200 if is_shown else 503)
+    assert is_shown or reply.json()["error"]["code"] == "camera_not_ready"
 
 
 def test_cameras_without_a_frame(http: httpx.Client) -> None:
@@ -82,6 +105,10 @@ def test_a_description_may_be_asked_for(http: httpx.Client, server: Running) -> 
     }
     away = http.post("/v1/cameras/yard/describe")
     assert (away.status_code, away.json()["error"]["code"]) == (503, "camera_not_ready")
+    server.cameras.is_asked_too_often = True
+    busy = http.post("/v1/cameras/street/describe")
+    server.cameras.is_asked_too_often = False
+    assert (busy.status_code, busy.json()["error"]["code"]) == (503, "overloaded")
     unknown = http.post("/v1/cameras/garden/describe")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "camera_not_found")
     server.cameras.known.append(CameraStatus(name="attic", state="stopped"))
