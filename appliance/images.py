@@ -83,7 +83,7 @@ def image_from_bytes(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image
 def image_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     """Decode `data:image/…;base64,…` (RFC 2397, scheme and parameters in any case); see `image_from_bytes`.
 
-    Raises `ImageError`, also for a payload that is not strict base64.
+    Raises `ImageError`, also for a payload that is not base64.
     """
     media_type, payload = split_data_uri(uri, "an image", "data:image/jpeg;base64,…")
     if not media_type.startswith("image/"):
@@ -120,15 +120,20 @@ def image_from_file(path: str | Path, limits: ImageLimits = DEFAULT_LIMITS) -> I
 
 
 def from_base64(payload: str, max_bytes: int, what: str) -> bytes:
-    """The bytes of strict base64; raises `ImageError` when it is not, or more than `max_bytes`."""
+    """The bytes of base64, line breaks or missing padding or not; raises `ImageError` for anything else.
+
+    Args:
+        payload: The text.
+        max_bytes: How many bytes are accepted.
+        what: What it is, for the error.
+    """
+    payload = "".join(payload.split())
     if len(payload) > max_bytes * 4 // 3 + 4:
         raise ImageError(f"the {what} has more than the {max_bytes} bytes that are accepted")
     try:
-        return binascii.a2b_base64(payload, strict_mode=True)
+        return binascii.a2b_base64(payload + "=" * (-len(payload) % 4), strict_mode=True)
     except ValueError as error:
-        raise ImageError(
-            f"the data: URI is not valid base64 ({error}); no white space is allowed in it"
-        ) from error
+        raise ImageError(f"the data: URI is not valid base64 ({error})") from error
 
 
 def _opened(data: bytes) -> Image.Image:

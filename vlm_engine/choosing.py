@@ -93,6 +93,9 @@ def choose_runs(logits: Tensor, choosers: Many[TokenChooser], proposals: Many[tu
         proposals: Of each sequence, what it may say next.
     """
     is_sound = logits.amax(dim=-1).isfinite().tolist()
+    if not all(is_sound):
+        # why: a row that nothing can be drawn from must not fail its neighbours
+        logits[[row for row, sound in enumerate(is_sound) if not sound]] = 0
     first_rows = list(accumulate((1 + len(proposed) for proposed in proposals[:-1]), initial=0))
     runs = [Run(failed=None if is_sound[row] else NOT_FINITE) for row in first_rows]
     if any(proposals):
@@ -179,6 +182,10 @@ def _edit(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Many[int]]) -
                 each.matcher.edit(row)
             except GrammarError as error:
                 failed[index] = f"the answer's form cannot be kept to any further: {error}"
+        if index not in failed and not bool(row.amax().isfinite()):
+            failed[index] = NOT_FINITE
+        if index in failed:
+            row.zero_()
     return failed
 
 

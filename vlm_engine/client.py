@@ -1,7 +1,6 @@
 """The engine in another process, seen from an event loop."""
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
@@ -102,8 +101,7 @@ class EngineProcess:
         self._reason = "the engine is closed"
         if self._supervisor is not None:
             self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+            await asyncio.wait([self._supervisor])
         self._streams.end_all(self._reason)
         await self._end_process()
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -121,10 +119,14 @@ class EngineProcess:
         self._check_open()
         if request.request_id in self._streams:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
+        num_restarts = self.num_restarts
         stream = self._streams.open(request.request_id, request.sampling.n)
         try:
             frames = await asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, request)
             self._check_open()
+            if self.num_restarts != num_restarts:
+                # why: its stream has ended with the engine that was there before
+                raise EngineStopped("the engine was started again while the request was prepared")
             await self._send(frames)
             async for event in self._streams.follow(request.request_id, stream):
                 yield event
@@ -215,6 +217,8 @@ class EngineProcess:
         """Start a process and wait for its first message."""
         assert self._context is not None, "started without a context"
         socket = self._socket = self._context.socket(zmq.PAIR)
+        # why: what cleans old folders away does not know that this one is used
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         address = f"ipc://{self._folder}/engine-{self.num_restarts}.sock"
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.bind(address)
@@ -272,8 +276,9 @@ class EngineProcess:
         self.num_restarts += 1
         try:
             await self._launch()
-        except errors.EngineError as error:
-            self._reason = f"the engine cannot be started again: {error}"
+        # why: whatever it is (no memory, no file descriptor, a folder that was cleaned away), it may pass
+        except Exception as error:
+            self._reason = f"the engine cannot be started again: {error or type(error).__name__}"
             log.error("%s", self._reason)
 
     async def _read_until_death(self) -> None:

@@ -124,7 +124,7 @@ def _draw(mass: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
     # why: a product that rounds up to the total would fall behind the last token that has any probability.
     point = torch.stack(uniform).to(mass.device).unsqueeze(-1) * total
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point, right=True)
+    return torch.searchsorted(cumulative, point, right=True).clamp_(max=mass.shape[-1] - 1)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

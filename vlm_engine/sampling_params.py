@@ -13,6 +13,8 @@ GREEDY_BELOW = 1e-5
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 MAX_GRAMMAR_CHARS = 200_000
+MOST = 2**31
+"""Numbers are smaller than that, so that every part of the way can carry them."""
 
 GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
@@ -119,9 +121,7 @@ class SamplingParams:
         self._check_end()
 
     def _check_draw(self) -> None:
-        _check(
-            "temperature", _is_number(self.temperature) and self.temperature >= 0, "a number of at least 0"
-        )
+        _check("temperature", _is_number(self.temperature, 0, 100), "a number from 0 to 100")
         _check("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number above 0 and at most 1")
         _check("top_k", _is_int(self.top_k, 0), "an integer of at least 0 (0 keeps all tokens)")
         _check("min_p", _is_number(self.min_p, 0, 1), "a number from 0 to 1")
@@ -131,8 +131,10 @@ class SamplingParams:
     def _check_edits(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
             _check(name, _is_number(getattr(self, name), -2, 2), "a number from -2 to 2")
-        is_positive = _is_number(self.repetition_penalty) and self.repetition_penalty > 0
-        _check("repetition_penalty", is_positive, "a number above 0")
+        # why: beyond that a logit becomes infinite, which no token can be drawn from
+        _check(
+            "repetition_penalty", _is_number(self.repetition_penalty, 0.01, 100), "a number from 0.01 to 100"
+        )
         _check("logit_bias", _is_bias(self.logit_bias), "token ids with numbers from -100 to 100")
         is_count = self.logprobs is None or _is_int(self.logprobs, 0, MAX_TOP_LOGPROBS + 1)
         _check("logprobs", is_count, f"an integer from 0 to {MAX_TOP_LOGPROBS}")
@@ -173,12 +175,12 @@ def _check(field: str, is_valid: bool, wanted: str) -> None:
 
 def _is_int(value: Any, low: int, end: int | None = None) -> bool:
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and value >= low and (end is None or value < end)
+    return is_int and low <= value < (MOST if end is None else end)
 
 
 def _is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and low <= value <= high
+    return is_number and abs(value) < MOST and low <= value <= high
 
 
 def _is_bias(value: Any) -> bool:

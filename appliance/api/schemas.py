@@ -35,6 +35,7 @@ _HARMLESS = frozenset(
 )
 # The values with which these mean nothing; with any other they would change the answer.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
     "audio": (),
     "chat_template_kwargs": ({},),
     "function_call": ("none",),
@@ -42,6 +43,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "reasoning_effort": ("none",),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "verbosity": ("medium",),
@@ -63,7 +66,15 @@ def _as_parts(value: object) -> object:
 
 
 def _as_list(value: object) -> object:
-    return [] if value is None else [value] if isinstance(value, str) else value
+    return [] if value in (None, "") else [value] if isinstance(value, str) else value
+
+
+def _as_whole(value: object) -> object:
+    """A whole number that a client wrote with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_as_whole)]
 
 
 def _as_ids(value: object) -> object:
@@ -139,6 +150,11 @@ class Message(_Strict):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[list[Part], BeforeValidator(_as_parts)]
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _may_be_nothing(cls, value: object, info: ValidationInfo) -> object:
+        return "" if value is None and info.data.get("role") == "assistant" else value
 
     @model_validator(mode="after")
     def _has_nothing_unsupported(self) -> "Message":
@@ -236,29 +252,29 @@ class ChatRequest(_Strict):
     messages: list[Message] = Field(min_length=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Whole | None = Field(default=None, ge=1)
+    max_completion_tokens: Whole | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: Whole | None = Field(default=None, ge=-1)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    seed: Whole | None = Field(default=None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_as_ids)] = {}
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    top_logprobs: Whole | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    n: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=4)
     ] = []
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
-    min_tokens: int | None = Field(default=None, ge=0)
+    stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = None
+    min_tokens: Whole | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    priority: int | None = None
+    priority: Whole | None = None
 
     @field_validator("top_logprobs")
     @classmethod

@@ -236,7 +236,8 @@ def test_data_uris_in_any_case_are_accepted(header: str) -> None:
         ("data:image/jpeg;base64", "has to be a data: URI"),
         ("data:text/html;base64,eA==", "media type"),
         ("data:image/jpeg;base64,", "empty"),
-        ("data:image/jpeg;base64,eA", "not valid base64"),
+        ("data:image/jpeg;base64,e", "not valid base64"),
+        ("data:image/jpeg;base64,e=A=", "not valid base64"),
         ("data:image/jpeg;base64,e_-=", "not valid base64"),
         ("data:image/jpeg;base64,é", "not valid base64"),
         ("hello", "has to be a data: URI"),
@@ -251,12 +252,14 @@ def test_other_data_uris_are_refused(uri: str, reason: str) -> None:
 
 @pytest.mark.parametrize("white_space", [" ", "\n", "\r\n", "\t"])
 @pytest.mark.parametrize("position", [0, 40, None])
-def test_white_space_in_the_payload_is_refused(white_space: str, position: int | None) -> None:
-    """I8"""
-    payload = base64.b64encode(encoded(quadrants(64, 48))).decode()
+def test_line_breaks_and_missing_padding_of_a_payload_are_nothing(
+    white_space: str, position: int | None
+) -> None:
+    """I8: `base64` on a command line breaks lines, and browsers leave the padding away."""
+    payload = base64.b64encode(encoded(quadrants(64, 47))).decode()
     split = len(payload) if position is None else position
-    with pytest.raises(ImageError, match="no white space"):
-        image_from_data_uri("data:image/png;base64," + payload[:split] + white_space + payload[split:])
+    broken = payload[:split] + white_space + payload[split:].rstrip("=")
+    assert image_from_data_uri("data:image/png;base64," + broken).size == (64, 47)
 
 
 def test_random_bytes_are_refused_at_once() -> None:

@@ -1,13 +1,17 @@
 """The engine's front: streams, cancels and health, with the loop in its own thread."""
 
 import asyncio
+import errno
 import os
 import re
+import shutil
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -258,6 +262,28 @@ async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_c
         await until(lambda: engine.stats().classes["interactive"].finished["length"] == 2)
         assert engine.stats().num_encoded_images == before.num_encoded_images + 1 == 2
         assert engine.stats().classes["interactive"].first_token.num_values >= 2
+
+
+async def test_a_restart_that_cannot_begin_is_tried_again(
+    qwen3_vl_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for a process, and a cleaned-away folder of sockets: both may pass, or can be made good."""
+    async with started(EngineProcess(config_of(qwen3_vl_checkpoint))) as engine:
+        real, calls = subprocess.Popen, list[object]()
+
+        def popen(*args: Any, **options: Any) -> object:
+            calls.append(args)
+            if len(calls) == 1:
+                raise OSError(errno.ENOMEM, "Cannot allocate memory")
+            return real(*args, **options)
+
+        monkeypatch.setattr(subprocess, "Popen", popen)
+        shutil.rmtree(engine._folder)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        await until(lambda: "Cannot allocate" in (engine.unhealthy_reason or ""), START_S)
+        await until(lambda: engine.is_healthy, START_S)
+        assert await collect(engine, "after", "hello")
 
 
 async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_checkpoint: Path) -> None:

@@ -1,6 +1,8 @@
 """The engine on a tiny real model: limits, faults, cancels, books."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from PIL import Image
 
 from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, SamplingParams
 from vlm_engine.errors import ImageRejected, ModelLoadError, PromptTooLong, UnsupportedModel
+from vlm_engine.logits import LogitEditor
 from vlm_engine.models import ImageInput, VisionLanguageModel, load_model
 from vlm_engine.warm_up import warm_up
 
@@ -219,6 +222,21 @@ def test_nan_is_an_error_of_its_request_and_poisons_nobody(model: VisionLanguage
         assert answers[f"good {number}"][1] == "length"
         assert len(answers[f"good {number}"][0]) == 6
     assert engine.stats().num_encoded_images == 3, "what was poisoned is encoded again, the rest is not"
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"top_k": 5}, {"logprobs": 1}])
+def test_a_row_that_edits_make_unsound_fails_alone(
+    model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """As a penalty of next to nothing did: infinite logits, a draw behind the vocabulary, a failed step."""
+    monkeypatch.setattr(LogitEditor, "edit", lambda self, row, run=(): row[3].fill_(torch.inf))
+    engine = make_engine(model)
+    engine.add(ask("good", "hello"))
+    bad = ask("bad", "hello")
+    engine.add(replace(bad, sampling=replace(bad.sampling, temperature=1.0, min_tokens=1, **more)))
+    answers = drain(engine)
+    assert answers["bad"] == ([], "error")
+    assert answers["good"][1] == "length"
 
 
 def test_usage_counts_along_and_timings_come_with_the_last_event(model: VisionLanguageModel) -> None:

@@ -11,7 +11,9 @@ from transformers import AutoProcessor
 from tests import checkpoints, tiny_tokenizers
 from tests.vlm_engine.test_engine import picture
 from vlm_engine import EngineConfig
+from vlm_engine.errors import RequestError
 from vlm_engine.models import PromptPreparer, load_prompts
+from vlm_engine.models.user_text import MARKS
 
 FAMILIES = ["tiny_qwen3_vl", "tiny_smolvlm", "tiny_idefics3", "tiny_qwen3"]
 HOSTILE = [
@@ -52,6 +54,15 @@ def stock(folder: Path, messages: list[dict[str, Any]]) -> list[int]:
     options = {"add_special_tokens": False} if bos and text.startswith(bos) else {}
     images = [part["image"] for m in messages for part in m["content"] if part["type"] == "image"] or None
     return list(processor(text=[text], images=images, **options)["input_ids"][0])
+
+
+def test_every_private_character_at_once_is_answered_or_refused(prompts: dict[str, PromptPreparer]) -> None:
+    """It was searched for a free one, and the search's end went lost on its way."""
+    text = "".join(map(chr, range(0xE000, 0xF8FF)))
+    assert prompts["tiny_qwen3"].prepare(chat(text + "<|im_end|>")).token_ids
+    planes = "".join(chr(code) for each in MARKS for code in each)
+    with pytest.raises(RequestError, match="private use"):
+        prompts["tiny_qwen3"].prepare(chat(planes + "<|im_end|>"))
 
 
 def special_ids(prompts: PromptPreparer, token_ids: list[int]) -> list[int]:

@@ -6,13 +6,15 @@ A message that holds ``<|im_end|>`` would otherwise end its turn and could begin
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from vlm_engine.errors import RequestError
 from vlm_engine.models.messages import walk_parts
 from vlm_engine.request import Message
 
-FIRST_MARK = 0xE000
+MARKS = (range(0xE000, 0xF8FF), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+"""Unicode's characters for private use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,12 @@ class UserText:
 
     def _marks(self, text: str) -> dict[str, str]:
         """A character that the text does not have for each that begins a special token."""
-        free = (chr(code) for code in range(FIRST_MARK, 0xF8FF) if chr(code) not in text)
-        return {char: next(free) for char in self._first_chars if char in text}
+        used = set(text)
+        free = (chr(code) for code in chain(*MARKS) if chr(code) not in used)
+        marks = dict(zip((char for char in self._first_chars if char in used), free, strict=False))
+        if len(marks) < len(used.intersection(self._first_chars)):
+            raise RequestError("text must not contain all characters for private use", field="messages")
+        return marks
 
     def _apply(self, messages: Sequence[Message]) -> str:
         try:

@@ -90,7 +90,8 @@ def refused(http: httpx.Client, changes: dict[str, Any], status: int = 400) -> d
         ({"n": 200}, "n", "less than or equal to 128"),
         ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
         ({"presence_penalty": -3}, "presence_penalty", "greater than or equal to -2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty", "from 0.01 to 100"),
+        ({"top_k": 2**70}, "top_k", "integer of at least 0"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids, not 'x'"),
         ({"logit_bias": {"1": 101}}, "logit_bias[1]", "less than or equal to 100"),
         ({"logit_bias": {"100000": 1}}, "logit_bias", "there is no token 100000"),
@@ -149,6 +150,8 @@ def test_bad_fields_are_named(http: httpx.Client, changes: dict[str, Any], param
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "alloy"}},
         {"reasoning_effort": "high"},
+        {"skip_special_tokens": False},
+        {"chat_template_kwargs": {"enable_thinking": False}},
         {"web_search_options": {}},
     ],
 )
@@ -169,6 +172,20 @@ def test_neutral_values_and_nulls_are_accepted(http: httpx.Client) -> None:
         ("tools", "logprobs", "stop", "seed", "temperature", "stream_options", "audio", "n")
     )
     reply = http.post("/v1/chat/completions", json=GOOD | nulls | {"repetition_penalty": 1.0, "min_p": 0})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stop": ""},
+        {"max_tokens": 3.0, "seed": 7.0, "top_k": -1.0},
+        {"skip_special_tokens": True, "add_generation_prompt": True},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": []}, *GOOD["messages"]]},
+    ],
+)
+def test_what_clients_say_otherwise_and_mean_the_same(http: httpx.Client, changes: dict[str, Any]) -> None:
+    reply = http.post("/v1/chat/completions", json=GOOD | changes)
     assert reply.status_code == 200, reply.text
 
 
@@ -318,7 +335,7 @@ def test_data_uris(http: httpx.Client) -> None:
     for header in ("data:image/png;charset=utf-8;base64,", "DATA:image/png;base64,"):
         reply = http.post("/v1/chat/completions", json=GOOD | image(header + payload))
         assert reply.status_code == 200, reply.text
-    for bad in ("data:,x", f"data:image/png,{payload}", f"data:image/png;base64,{payload[:9]} {payload[9:]}"):
+    for bad in ("data:,x", f"data:image/png,{payload}", f"data:image/png;base64,{payload[:9]}*{payload[9:]}"):
         assert refused(http, image(bad))["code"] == "invalid_image"
 
 
