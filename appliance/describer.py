@@ -364,7 +364,7 @@ def _picture(jpeg: bytes, rung: Rung) -> Image.Image:
 def _form_of(job: DescribeJob) -> StructuredOutput | None:
     """The form that the answer must have; raises `RequestError` for a schema that is none."""
     schema = job.answer_schema
-    return None if schema is None else StructuredOutput.of_json(schema, "describe.schema", is_compact=True)
+    return None if schema is None else StructuredOutput.of_json(schema, "describe.schema")
 
 
 def _refusal(text: str, last: TokenEvent, *, has_form: bool) -> str | None:

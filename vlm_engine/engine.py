@@ -178,7 +178,7 @@ class Engine:
         request, prompt = answers.part(index), answers.prompt
         sampling = request.sampling
         room = self.limits.max_model_len - len(prompt.token_ids)
-        wanted = sampling.max_tokens
+        wanted = sampling.max_tokens or self.model.spec.usual_tokens(sampling.min_tokens)
         sequence = Sequence(
             request=request,
             token_ids=list(prompt.token_ids),

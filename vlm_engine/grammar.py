@@ -25,8 +25,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_CACHED = 32
-# why: models may lay out their JSON, but some would write spaces until their tokens are used up
-JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,24}"}
+# why: some models would write spaces until their tokens are used up; a schema's own `x-guidance` goes before
+JSON_OPTIONS: "JsonCompileOptions" = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 
 
 def check_grammar(wanted: StructuredOutput) -> None:

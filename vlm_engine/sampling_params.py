@@ -20,15 +20,6 @@ GrammarKind = Literal["json", "regex", "choice", "grammar"]
 
 
 _OBJECT = {"type": "object"}
-# llguidance reads its options in the schema; one that has its own keeps them.
-_COMPACT = {
-    "x-guidance": {
-        "whitespace_flexible": False,
-        "whitespace_pattern": None,
-        "item_separator": ", ",
-        "key_separator": ": ",
-    }
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +47,10 @@ class StructuredOutput:
 
     @classmethod
     def of_json(
-        cls, schema: Mapping[str, Any] | None = None, field: str = "structured", *, is_compact: bool = False
+        cls, schema: Mapping[str, Any] | None = None, field: str = "structured"
     ) -> "StructuredOutput":
-        """JSON of a schema, or any JSON object; in one line with `is_compact`, else as the model likes."""
-        layout = _COMPACT if is_compact else {}
-        return cls("json", json.dumps({**layout, **(schema or _OBJECT)}), field)
+        """JSON of a schema, or any JSON object, in one line; an `x-guidance` of the schema may say otherwise."""
+        return cls("json", json.dumps(schema or _OBJECT), field)
 
     @classmethod
     def of_choice(cls, words: Iterable[str], field: str = "structured") -> "StructuredOutput":
@@ -73,7 +63,8 @@ class SamplingParams:
     """Settings of one request; a bad value raises `RequestError` that names its field.
 
     Args:
-        max_tokens: Most tokens to generate; None means as many as the context holds.
+        max_tokens: Most tokens to generate; None takes the `max_new_tokens` of the checkpoint's
+            ``generation_config.json``, without one as many as the context holds.
         temperature: Divides the logits; 0 (and anything below 1e-5) takes the best token always.
         top_p: Keeps the smallest set of tokens with this much probability together, in (0, 1].
         top_k: Keeps this many best tokens; 0 keeps all.

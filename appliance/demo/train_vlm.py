@@ -53,6 +53,7 @@ DENSE_WEIGHT = 5.0
 LOGIT_SHIFT, LOGIT_RANGE = 3.5, 7.0
 SAVE_EVERY_S = 120.0
 LOG_EVERY = 20
+LONGEST_ANSWER = 128
 
 
 @dataclass(slots=True)
@@ -122,7 +123,10 @@ def export(learner: Learner, folder: Path) -> None:
 
     model = learner.model.to(torch.bfloat16)
     ids = [learner.tokenizer.token_to_id(t) for t in ("<|im_end|>", "<|endoftext|>")]
-    model.generation_config = GenerationConfig(eos_token_id=ids, pad_token_id=ids[1], do_sample=False)
+    # why: what it was not trained for it would answer until its context is full
+    model.generation_config = GenerationConfig(
+        eos_token_id=ids, pad_token_id=ids[1], do_sample=False, max_new_tokens=LONGEST_ANSWER
+    )
     model.save_pretrained(folder)
     save_processor(learner.tokenizer, folder)
 

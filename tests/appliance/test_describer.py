@@ -202,7 +202,7 @@ async def test_an_answer_has_the_form_of_the_schema_or_is_an_error(server, queue
 
     assert [request.sampling.structured is not None for request in model.requests] == [True, True, False]
     form = model.requests[0].sampling.structured
-    assert form == StructuredOutput.of_json(schema, "describe.schema", is_compact=True)
+    assert form == StructuredOutput.of_json(schema, "describe.schema")
     assert model.requests[0].sampling.max_tokens == 4 * model.requests[2].sampling.max_tokens
     assert sorted(answer.error or "" for answer in answers.values()) == [
         "",

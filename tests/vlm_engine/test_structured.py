@@ -167,6 +167,23 @@ def test_no_special_token_and_no_padding_inside_a_text() -> None:
     assert matcher.accept(quote)
 
 
+def test_json_is_laid_out_in_one_line_unless_its_schema_says_otherwise() -> None:
+    tokenizer = qwen_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    brace, line = (tokenizer.convert_tokens_to_ids(piece) for piece in ("{", "Ċ"))
+
+    def may_break(schema: dict[str, Any]) -> bool:
+        matcher = grammars.matcher(StructuredOutput.of_json(schema))
+        matcher.accept(brace)
+        row = torch.zeros(len(tokenizer))
+        matcher.edit(row)
+        return bool(row[line] == 0)
+
+    assert not may_break({})
+    assert not may_break(SCHEMA)
+    assert may_break({**SCHEMA, "x-guidance": {"whitespace_flexible": True}})
+
+
 def test_matchers_of_one_form_are_apart() -> None:
     tokenizer = qwen_tokenizer()
     grammars = Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))

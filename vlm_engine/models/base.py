@@ -31,6 +31,7 @@ class ModelSpec:
         use_kernels: Whether the CPU kernels of `vlm_engine.native` are used.
         use_varlen: Whether attention runs on torch's variable-length kernel.
         use_graphs: Whether decode steps are replayed as CUDA graphs.
+        max_new_tokens: Longest answer where a request names none, as the checkpoint says; None says nothing.
     """
 
     name: str
@@ -47,6 +48,11 @@ class ModelSpec:
     use_kernels: bool = False
     use_varlen: bool = False
     use_graphs: bool = False
+    max_new_tokens: int | None = None
+
+    def usual_tokens(self, least: int) -> int | None:
+        """Tokens at which an answer ends that may be as long as it likes, `least` or more; None: anywhere."""
+        return None if self.max_new_tokens is None else max(self.max_new_tokens, least)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

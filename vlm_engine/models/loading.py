@@ -238,6 +238,7 @@ def _spec(demand: Demand, model: Any, stops: frozenset[int]) -> ModelSpec:
         use_kernels=_use_kernels(config, model.dtype, device),
         use_varlen=use_varlen,
         use_graphs=use_varlen and config.cuda_graphs and not config.block_size % PAGE_MULTIPLE,
+        max_new_tokens=model.generation_config.max_new_tokens,
     )
 
 
