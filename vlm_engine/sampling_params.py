@@ -49,7 +49,7 @@ class StructuredOutput:
     def of_json(
         cls, schema: Mapping[str, Any] | None = None, field: str = "structured"
     ) -> "StructuredOutput":
-        """JSON of a schema, or any JSON object, in one line; an `x-guidance` of the schema may say otherwise."""
+        """JSON of a schema, or any object, in one line; the schema's own `x-guidance` may say otherwise."""
         return cls("json", json.dumps(schema or _OBJECT), field)
 
     @classmethod
