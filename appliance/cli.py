@@ -127,7 +127,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
         # why: torch comes with this one, and takes seconds that a mistake should not wait for.
         from appliance.replay import ReplayOptions, run_replay
 
-        options = ReplayOptions(speed is Speed.REALTIME, camera, output, save)
+        options = ReplayOptions(speed is Speed.REALTIME, camera, output, save, config)
         num_failed = run_replay(settings, recordings, options)
     if num_failed:
         raise typer.Exit(EXIT_PARTIAL)

@@ -15,6 +15,7 @@ from appliance.jobs import Description, decode_description
 from appliance.loading import load_engine
 from appliance.output import DescriptionWriter
 from appliance.player import Player
+from appliance.read_files import ReadFiles
 from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import BUNDLED_VLM, Settings, SettingsError
@@ -33,12 +34,16 @@ WATCH_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What the command line said: how fast, as which camera, and where descriptions and pictures go."""
+    """What the command line said: how fast, as which camera, and where descriptions and pictures go.
+
+    `config` is the file that the settings are from.
+    """
 
     realtime: bool = False
     camera: str | None = None
     output: Path | None = None
     save: Path | None = None
+    config: Path | None = None
 
 
 def run_replay(settings: Settings, recordings: Sequence[Recording], options: ReplayOptions) -> int:
@@ -51,9 +56,10 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
         raise SettingsError(f"--camera {options.camera}: the settings have no such camera; there is {known}")
     recordings = [_as_seen(recording, settings, options.camera) for recording in recordings]
     logging.basicConfig(level=logging.WARNING, format="appliance: %(message)s")
+    read = _read_files(settings, recordings, options)
     with ExitStack() as stack:
-        saver = Saver(_folder(options.save)) if options.save else None
-        writer = stack.enter_context(DescriptionWriter(options.output))
+        saver = Saver(_folder(options.save), read) if options.save else None
+        writer = stack.enter_context(DescriptionWriter(options.output, read))
         display = stack.enter_context(Display())
         if settings.engine.model == BUNDLED_VLM and not all("synthetic:" in r.uri for r in recordings):
             display.say("note: the bundled demo model knows drawn scenes only; --vlm takes a real one")
@@ -66,6 +72,11 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
     if saver is not None:
         saver.save(recordings)
     return num_failed
+
+
+def _read_files(settings: Settings, recordings: Sequence[Recording], options: ReplayOptions) -> ReadFiles:
+    models = (settings.detector.model, settings.engine.model)
+    return ReadFiles([*models, *(r.uri for r in recordings), *([options.config] if options.config else [])])
 
 
 def _as_seen(recording: Recording, settings: Settings, camera: str | None) -> Recording:

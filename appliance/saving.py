@@ -11,8 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import av.error
+
 from appliance.jobs import Description
+from appliance.read_files import ReadFiles
 from appliance.recordings import Recording
+from appliance.settings import SettingsError
 from appliance.video_writer import VideoWriter
 from vision.annotate import draw, encode_jpeg
 from vision.pipeline import FrameResult
@@ -33,10 +37,14 @@ class _Kept:
 
 
 class Saver:
-    """Remembers detections and descriptions while a replay runs, and draws them afterwards."""
+    """Remembers detections and descriptions while a replay runs, and draws them afterwards.
 
-    def __init__(self, folder: Path) -> None:
+    What is `read` is never written over, the file then has another name.
+    """
+
+    def __init__(self, folder: Path, read: ReadFiles | None = None) -> None:
         self._folder = folder
+        self._read = read or ReadFiles()
         self._kept: defaultdict[str, _Kept] = defaultdict(_Kept)
 
     def keep(self, recording: Recording, result: FrameResult) -> None:
@@ -48,11 +56,18 @@ class Saver:
         self._kept[description.camera].descriptions.append(description)
 
     def save(self, recordings: Iterable[Recording]) -> None:
-        """Reads the recordings again; writes `NAME-….jpg` a description and `NAME.mp4` a video."""
+        """Reads the recordings again; writes `NAME-….jpg` a description and `NAME-annotated.mp4` a video.
+
+        Raises `SettingsError` when they cannot be written, `VisionError` when a recording cannot be read.
+        """
         for recording in recordings:
             if kept := self._kept.get(recording.name):
                 kept.descriptions.sort(key=lambda description: description.frame_index)
-                self._save_one(recording, kept)
+                try:
+                    self._save_one(recording, kept)
+                except (OSError, av.error.FFmpegError) as error:
+                    reason = error.strerror or error
+                    raise SettingsError(f"{self._folder}: cannot be written to (--save): {reason}") from None
 
     def _save_one(self, recording: Recording, kept: _Kept) -> None:
         captions = Captions(kept.descriptions)
@@ -62,7 +77,8 @@ class Saver:
                 self._save_snapshots(frame, kept)
             return
         first = next(frames)
-        with VideoWriter(self._folder / f"{recording.name}.mp4", room=captions.room(first)) as video:
+        path = self._path(f"{recording.name}-annotated.mp4")
+        with VideoWriter(path, room=captions.room(first)) as video:
             for frame in itertools.chain([first], frames):
                 self._save_snapshots(frame, kept)
                 if frame.index in kept.detections:
@@ -73,8 +89,12 @@ class Saver:
         for description in kept.descriptions:
             if description.frame_index == frame.index:
                 image = draw(frame, kept.detections[frame.index], _caption(description))
-                path = self._folder / f"{frame.camera}-{frame.index:06}-{description.label}.jpg"
+                path = self._path(f"{frame.camera}-{frame.index:06}-{description.label}.jpg")
                 path.write_bytes(encode_jpeg(image, SNAPSHOT_QUALITY))
+
+    def _path(self, name: str) -> Path:
+        # why: a model may name its classes as it likes.
+        return self._read.spare(self._folder / name.replace("/", "-"))
 
 
 class Captions:

@@ -122,10 +122,57 @@ def test_save_writes_a_snapshot_a_description_and_a_video(settings, tmp_path):
     with Image.open(snapshots[0]) as snapshot:
         assert snapshot.width == 448
         assert snapshot.height > 256
-    with av.open(str(folder / "street.mp4")) as video:
+    with av.open(str(folder / "street-annotated.mp4")) as video:
         times = [float(frame.time or 0) for frame in video.decode(video=0)]
         assert video.streams.video[0].codec_context.name in {"h264", "mpeg4"}
     assert times == pytest.approx([index / 5 for index in range(60)], abs=1e-3)
+
+
+def test_what_is_saved_beside_the_recordings_leaves_them_as_they_are(settings, tmp_path):
+    """Two videos of one name, a name that is taken, a picture, links, all saved where they are."""
+    folder, other = tmp_path / "films", tmp_path / "others"
+    other.mkdir()
+    write_pictures(folder, range(10, 12))
+    write_clip(folder / "clip.mp4", fps=30)
+    write_clip(other / "clip.mp4", fps=25)
+    (folder / "clip-annotated.mp4").symlink_to(other / "clip.mp4")
+    (folder / "10-000000-car.jpg").symlink_to(folder / "11.png")
+    sources = [folder / "clip.mp4", other / "clip.mp4", folder / "10.png", folder / "11.png"]
+    before = [path.read_bytes() for path in sources]
+
+    play(settings, tmp_path, *map(str, sources), save=folder)
+
+    assert [path.read_bytes() for path in sources] == before
+    saved = {path.name for path in folder.iterdir() if not path.is_symlink()} - {
+        path.name for path in sources
+    }
+    assert {
+        "clip-annotated-2.mp4",
+        "clip-2-annotated.mp4",
+        "10-000000-car-2.jpg",
+        "11-000000-car.jpg",
+    } <= saved
+
+
+def test_descriptions_do_not_go_into_what_is_read(settings, tmp_path):
+    config = tmp_path / "cameras.yaml"
+    config.write_text("cameras: {}\n")
+
+    with pytest.raises(SettingsError, match="choose another --output"):
+        run_replay(settings, find_recordings([STREET]), ReplayOptions(output=config, config=config))
+
+    assert config.read_text() == "cameras: {}\n"
+
+
+@pytest.mark.parametrize("name", ["out/descriptions.jsonl", "street-annotated.mp4", "snapshots"])
+def test_a_full_disk_ends_a_run_with_a_reason(settings, tmp_path, name):
+    (tmp_path / "out").mkdir()
+    names = [f"street-{index:06}-{label}.jpg" for index in range(60) for label in ("person", "car", "dog")]
+    for one in names if name == "snapshots" else [name]:
+        (tmp_path / one).symlink_to("/dev/full")
+
+    with pytest.raises(SettingsError, match=r"cannot be written.*No space left on device"):
+        play(settings, tmp_path, STREET, save=tmp_path)
 
 
 def test_pictures_are_described_one_by_one(settings, tmp_path):
