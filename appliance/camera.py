@@ -13,7 +13,7 @@ from appliance.viewing import privacy_masks
 from vision.options import SourceOptions, StreamConfig
 from vision.reach import check_reach
 from vision.sources import FrameSource, open_source
-from vision.urls import is_stream, redact
+from vision.urls import is_stream, redact, shown_address
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Camera:
     @property
     def shown_source(self) -> str:
         """Where the frames come from, without passwords and paths of streams."""
-        return redact(self.settings.source)
+        return shown_address(self.settings.source)
 
     def start(self) -> None:
         """Begins to read."""

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from appliance.settings_part import SettingsPart, inherit
 from appliance.view_settings import ViewSettings
+from vision.urls import know_address
 
 
 class StreamSettings(SettingsPart):
@@ -22,11 +23,19 @@ class StreamSettings(SettingsPart):
     silence_s: float = Field(default=5.0, gt=0, le=600)
 
 
+def _known(address: str) -> str:
+    # why: from here on it may be in any text that this process logs or tells.
+    know_address(address)
+    return address
+
+
 class FfmpegInput(SettingsPart):
     """One stream of a camera, as Frigate lists them."""
 
     path: str = Field(min_length=1)
     roles: tuple[Literal["detect", "record", "audio"], ...] = ()
+
+    _is_known = field_validator("path")(_known)
 
 
 class FfmpegSettings(SettingsPart):
@@ -56,6 +65,8 @@ class CameraSettings(ViewSettings):
     stream: StreamSettings = StreamSettings()
     loop: bool = False
     rotate: Literal[0, 90, 180, 270] = 0
+
+    _is_known = field_validator("source")(_known)
 
     @model_validator(mode="before")
     @classmethod

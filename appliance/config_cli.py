@@ -47,14 +47,14 @@ def _lines(settings: "Settings") -> Iterator[str]:
 
 
 def _camera_lines(camera: "CameraSettings") -> Iterator[str]:
-    from vision.urls import redact
+    from vision.urls import shown_address
 
     detect, objects = camera.detect, camera.objects
     if not camera.enabled:
         yield "is not enabled"
     rate = f"{camera.max_fps:g}" if camera.max_fps else "all"
     size = f"{detect.width or 'any'} x {detect.height or 'any'} pixels"
-    yield f"source    {redact(camera.source)}, {size}, {rate} frames/s"
+    yield f"source    {shown_address(camera.source)}, {size}, {rate} frames/s"
     yield f"objects   {', '.join(objects.track or ['all that the detector knows'])}"
     for label, one in objects.filters.items():
         limits = one.model_dump(exclude={"mask"}, exclude_none=True)

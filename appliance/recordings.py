@@ -10,7 +10,7 @@ from vision.errors import SourceNotFound, SourceUnsupported
 from vision.options import SourceOptions
 from vision.sources import FrameSource, open_source
 from vision.stills import IMAGE_SUFFIXES
-from vision.urls import is_stream, redact
+from vision.urls import is_stream, shown_address
 
 VIDEO_SUFFIXES = frozenset(
     {".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ts", ".webm", ".wmv"}
@@ -47,7 +47,8 @@ def find_recordings(sources: Sequence[str]) -> list[Recording]:
     for uri in (uri for source in sources for uri in _expand(source)):
         if is_stream(uri):
             raise SourceUnsupported(
-                f"{redact(uri)} is a live stream, replay plays recordings: name it under cameras: for serve"
+                f"{shown_address(uri)} is a live stream, and replay plays recordings: "
+                "name it under cameras: for serve"
             )
         name = _unused_name(_plain_name(uri), {recording.name for recording in found})
         source = open_source(uri, camera=name)

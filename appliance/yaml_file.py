@@ -26,6 +26,16 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse_yaml(text: str) -> Any:
-    """What `text` says; raises `yaml.YAMLError`, also for a key that stands twice in a table."""
+    """What `text` says; raises `yaml.YAMLError`, also for a key that stands twice in a table.
+
+    The error tells its line, and never what stands there.
+    """
     # why: it is a SafeLoader, which makes plain values only
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        for mark in (error.context_mark, error.problem_mark):
+            # why: the line may hold a password
+            if mark is not None:
+                mark.buffer = None
+        raise

@@ -4,7 +4,10 @@ Cameras have passwords with ``@ / ? # :`` in them, and people write them down as
 of an address is its scheme, host and port: paths and queries hold stream keys and tokens.
 """
 
+import json
 import re
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -14,7 +17,10 @@ STREAM_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps")
 """Schemes of live streams that are read over a network."""
 
 _PLAIN_SCHEMES = frozenset({"file", "synthetic", "v4l2"})
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S*)")
+_BEGIN = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_CUT = re.compile(r"[^\s@/]*(?:/?…)(?=[\s:;,.)'\"\]]|$)")
+_ENDS_HOST = re.compile(r"[\s/?#),;.'\"<>\]]|:\s|:?$")
+_MAX_KNOWN = 1000
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:(?P<port>\d{1,5}))?")
 _CERTAIN_HOST = re.compile(r"\[.*\]|localhost|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 
@@ -106,20 +112,103 @@ def split_uri(uri: str) -> SplitResult:
         raise SourceUnsupported(f"a {scheme}:// address that cannot be taken apart: {error}") from None
 
 
+def shown_address(uri: str) -> str:
+    """What may be shown of one address, whole as it is known: of a stream's ``scheme://host:port/…``."""
+    scheme, has_scheme, _ = uri.partition("://")
+    if not has_scheme or scheme.lower() in _PLAIN_SCHEMES:
+        return uri
+    try:
+        return parse_stream_url(uri).shown
+    except SourceUnsupported:
+        return f"{scheme}://…" if _BEGIN.fullmatch(f"{scheme}://") else "…"
+
+
+def know_address(uri: str) -> None:
+    """Remember an address, so that `redact` finds it in any text whatever its password holds.
+
+    The newest thousand are remembered, by the whole process.
+    """
+    for form in _written_forms(uri):
+        _known[form] = shown_address(uri)
+        _known.move_to_end(form)
+    while len(_known) > _MAX_KNOWN:
+        _known.popitem(last=False)
+
+
 def redact(text: str) -> str:
-    """The text with every address in it cut to ``scheme://host:port/…``; those of files stay."""
-    return _URL.sub(_shown, text)
+    """The text with every address in it cut to ``scheme://host:port/…``; those of files stay.
+
+    Known addresses (`know_address`) are found as they were written, escaped or percent-encoded too. Where an
+    unknown one ends is guessed: behind the last ``@`` of its line, and nothing of what may be a login stays.
+    """
+    if "://" not in text:
+        return text
+    for form in sorted(_known, key=len, reverse=True):
+        text = text.replace(form, _known[form])
+    pieces, at = [], 0
+    while begin := _BEGIN.search(text, at):
+        pieces.append(text[at : begin.start()])
+        shown, at = _guessed(text, begin)
+        pieces.append(shown)
+    return "".join(pieces) + text[at:]
 
 
-def _shown(match: re.Match[str]) -> str:
-    scheme, after = match[1], match[2]
+# why: whoever in this process prints a text cannot know which addresses are in it.
+_known: OrderedDict[str, str] = OrderedDict()
+
+
+def _written_forms(uri: str) -> Iterator[str]:
+    """An address as texts have it; nothing for one that may be shown whole."""
+    if shown_address(uri) == uri:
+        return
+    yield uri
+    yield repr(uri)[1:-1]
+    yield json.dumps(uri)[1:-1]
+    yield json.dumps(uri, ensure_ascii=False)[1:-1]
+    if is_stream(uri):
+        try:
+            yield parse_stream_url(uri).full
+        except SourceUnsupported:
+            return
+
+
+def _guessed(text: str, begin: re.Match[str]) -> tuple[str, int]:
+    """What may be shown of the address that begins there, and where the text goes on behind it."""
+    scheme, start = begin[1], begin.end()
     if scheme.lower() in _PLAIN_SCHEMES:
-        return match[0]
+        return begin[0], start
+    if cut := _CUT.match(text, start):
+        return begin[0] + cut[0], cut.end()
     # why: an @ may belong to the password or to the path; the host after the last one tells least.
-    place = after.rpartition("@")[2]
-    found = _HOST.match(place)
-    is_plain = found and place[found.end() : found.end() + 1] in ("", *"/?#),;.'\"<>")
-    return f"{scheme}://{found[0]}/…" if found and is_plain else f"{scheme}://…"
+    place = text.rfind("@", start, _login_end(text, start)) + 1 or start
+    found = _HOST.match(text, place)
+    is_plain = found is not None and _ENDS_HOST.match(text, found.end())
+    shown = f"{begin[0]}{found[0]}/…" if found and is_plain else f"{begin[0]}…"
+    return shown, _address_end(text, begin.start(), found.end() if found and is_plain else place)
+
+
+def _login_end(text: str, start: int) -> int:
+    """How far the login of an address may go: to the next address or the line's end, if it can end there."""
+    host = _HOST.match(text, start)
+    is_whole = host is not None and _ENDS_HOST.match(text, host.end())
+    line_end = text.find("\n", start) if is_whole else -1
+    end = len(text) if line_end < 0 else line_end
+    for other in _BEGIN.finditer(text, start, end):
+        is_apart = text[other.start() - 1].isspace() or text[other.start() - 1] in "'\"<(["
+        if is_apart and (is_whole or "@" in text[start : other.start()]):
+            return other.start()
+    return end
+
+
+def _address_end(text: str, begin: int, place: int) -> int:
+    """Where an address ends whose host ends at `place`: at a blank, or at the quote that it stands in."""
+    quote_mark = text[begin - 1] if begin and text[begin - 1] in "'\"" else ""
+    line_end = text.find("\n", place)
+    closing = text.find(quote_mark, place, None if line_end < 0 else line_end) if quote_mark else -1
+    if closing >= 0:
+        return closing
+    blank = re.compile(r"\s|$").search(text, place)
+    return blank.start() if blank else len(text)
 
 
 def _split_login(scheme: str, after: str) -> tuple[str | None, str]:

@@ -1,8 +1,16 @@
 """A2: what is logged shows no password, whoever logs it."""
 
+import json
 import logging
+import threading
 
+import pytest
+from typer.testing import CliRunner
+
+from appliance.camera import Camera
+from appliance.cli import app
 from appliance.logs import RedactingFormatter
+from appliance.settings import load_settings
 
 URL = "rtsp://john.doe:p@s/w?o#r:d@10.0.0.5:554/live/key"
 
@@ -19,3 +27,23 @@ def test_addresses_are_cut_in_messages_and_tracebacks():
     assert "ValueError: cannot open rtsp://10.0.0.5:554/…" in text
     for secret in ("john", "w?o", "key"):
         assert secret not in text
+
+
+@pytest.mark.parametrize(
+    "password", ["my secret word", "12 secret\nword", "see http://secret word", "'secret \" word"]
+)
+def test_an_address_of_the_settings_is_shown_nowhere(password, tmp_path):
+    """Whatever its password holds: in logs, jobs, states and by `config check`."""
+    uri = f"rtsp://john:{password}@10.0.0.5/live key?token=open sesame"
+    file = tmp_path / "settings.yaml"
+    file.write_text(json.dumps({"cameras": {"gate": {"source": uri}}}))
+    checked = CliRunner().invoke(app, ["config", "check", str(file)]).output
+    camera = Camera("gate", load_settings(file).cameras["gate"], threading.Event())
+    camera.fail(OSError(5, "I/O error", uri))
+    record = logging.LogRecord("a", logging.ERROR, "a.py", 1, "no %s: %r %s", (uri, uri, "refused"), None)
+    logged = RedactingFormatter("%(message)s").format(record)
+
+    for text in (checked, camera.shown_source, str(camera.status({}).error), logged):
+        assert "rtsp://10.0.0.5/…" in text
+        assert not [part for part in ("john", "secret", "word", "http:", "key", "sesame") if part in text]
+    assert logged == "no rtsp://10.0.0.5/…: 'rtsp://10.0.0.5/…' refused"

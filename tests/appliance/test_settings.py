@@ -103,6 +103,10 @@ def test_a_file_that_is_no_table(write, text):
 
 def test_broken_yaml_and_missing_file(write, tmp_path):
     assert "not valid YAML" in problem(write("a: [1"))
+    told = problem(write("cameras:\n gate: {source: rtsp://u:my pw: hush@cam/x}: ["))
+    assert "not valid YAML" in told
+    assert "line 2" in told
+    assert "hush" not in told
     assert "no such file" in problem(tmp_path / "none.yaml")
 
 

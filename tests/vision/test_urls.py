@@ -1,13 +1,14 @@
 """Camera addresses: logins of all kinds reach FFmpeg whole, and are never shown (A2)."""
 
+import json
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vision.errors import SourceUnsupported
-from vision.urls import parse_stream_url, redact
+from vision.urls import know_address, parse_stream_url, redact, shown_address
 
 HARD = "p@s/w?o#r:d"
 
@@ -75,3 +76,63 @@ def test_addresses_in_a_text_keep_their_host_only():
     assert redact(text) == (
         "a redis://r1:6379/… b https://h/… c synthetic://street?seed=7 file:///v.mp4 rtsp://…"
     )
+
+
+ANY = st.text(st.characters(exclude_categories=["Cs"]), min_size=3, max_size=16)
+HOST = "10.1.2.3"
+
+
+def parts_of(password: str, around: str) -> list[str]:
+    """What of a password a text must not show: three characters in a row, unless the text has them anyway."""
+    parts = {password[i : i + 3] for i in range(len(password) - 2)}
+    return sorted(part for part in parts if part not in around)
+
+
+@settings(max_examples=300)
+@given(ANY, st.sampled_from(["", "secret ", "12 ", "my http://", "a@b rtsp://c "]))
+def test_no_part_of_a_known_password_is_shown(password, begin):
+    """Whatever it holds: blanks, quotes, line breaks, other addresses."""
+    uri = f"rtsp://admin:{begin}{password}@{HOST}/live/my key?token=a b"
+    know_address(uri)
+    shown = shown_address(uri)
+    frame = f"cannot open {shown}: refused by rtsp://cam2/… twice"
+
+    for written in (uri, repr(uri), json.dumps(uri), f"'{uri}'"):
+        text = redact(f"cannot open {written}: refused by rtsp://u:p@cam2/x twice")
+        assert text.replace("'", "").replace('"', "") == frame
+        assert redact(text) == text
+    assert not [part for part in parts_of(password, frame) if part in shown]
+
+
+@settings(max_examples=300)
+@given(st.text(st.characters(exclude_categories=["Cs", "Zl", "Zp", "Cc"]), min_size=3, max_size=16))
+@example("my secret")
+@example("a@b c@d")
+@example("it's mine")
+@example("12 34")
+@example("see http://x y")
+@example("a\tb")
+def test_no_part_of_an_unknown_password_is_shown(password):
+    text = redact(f"cannot open rtsp://admin:~{password}@{HOST}/live: refused")
+
+    around = f"cannot open rtsp://{HOST}/… http:// : refused"
+    assert not [part for part in parts_of(f"~{password}", around) if part in text]
+    assert text.startswith("cannot open rtsp://")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("open 'rtsp://u:my pw@cam/live key': no", "open 'rtsp://cam/…': no"),
+        ("[Errno 5] I/O: 'http://u:a b@cam:80/x?t=1 2' twice", "[Errno 5] I/O: 'http://cam:80/…' twice"),
+        ("rtsp://a:b c@cam1/x and rtsp://d:e f@cam2/y", "rtsp://cam1/… and rtsp://cam2/…"),
+        ("rtsp://cam1/x failed, rtsp://d:e f@cam2/y too", "rtsp://cam1/… failed, rtsp://cam2/… too"),
+        ("rtsp://u:first\nsecond@cam/x: no", "rtsp://cam/… no"),
+        ("rtsp://cam: refused\n  @property\n", "rtsp://cam/… refused\n  @property\n"),
+        ("rtsp://cam:554/… gave no answer; ask a@b.org", "rtsp://cam:554/… gave no answer; ask a@b.org"),
+        ("rtsp://…, rtsp://cam/…: no", "rtsp://…, rtsp://cam/…: no"),
+        ("file:///my videos/a@b.mp4 is gone", "file:///my videos/a@b.mp4 is gone"),
+    ],
+)
+def test_addresses_with_blanks_in_a_text(text, shown):
+    assert redact(text) == shown
