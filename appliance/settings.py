@@ -37,6 +37,7 @@ from appliance.device_sharing import DetectorSettings
 from appliance.frigate import UNSUPPORTED, WRITTEN, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import MAX_TEXT, SettingsPart
+from appliance.settings_paths import by_folder
 from appliance.storage_settings import EventSettings, RedisSettings
 from appliance.view_settings import (
     DetectSettings,
@@ -174,6 +175,7 @@ def _common_view(parts: Mapping[str, Any]) -> ViewSettings:
 def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a YAML file (or none), over it the environment, over both `overrides`.
 
+    Paths in the file go by the folder that it lies in, others by the working directory.
     Raises `SettingsError` with one line a problem.
     """
     data, renamed = ({}, {}) if path is None else _read_file(path)
@@ -223,7 +225,7 @@ def from_json(line: str | bytes) -> Settings:
 def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """What the file says in our words, and how it said what it said in others."""
     try:
-        return in_our_words(fill_variables(_read_yaml(path)))
+        return in_our_words(by_folder(fill_variables(_read_yaml(path)), path.parent))
     except MissingVariableError as error:
         raise SettingsError(f"{path}: {error}") from None
 
