@@ -2,7 +2,7 @@
 
 import re
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
@@ -10,25 +10,55 @@ from appliance.outputs.signing import signing_key
 from appliance.settings_part import SettingsPart
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_OWN_HEADERS = {
+    "content-length",
+    "transfer-encoding",
+    "connection",
+    "webhook-id",
+    "webhook-timestamp",
+    "webhook-signature",
+}
 _TOPIC = re.compile(r"[^#+\s/]+(/[^#+\s/]+)*")
 
 Kinds = tuple[Literal["new", "update", "end", "described", "failed"], ...]
 
 
 def _check_http(url: SecretStr) -> SecretStr:
-    parts = urlsplit(url.get_secret_value())
+    text = url.get_secret_value()
+    parts = _split(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("must be http:// or https:// and a host")
+    # why: httpx takes a while to import, and most settings name no webhook
+    import httpx
+
+    try:
+        httpx.URL(text)
+    except httpx.InvalidURL:
+        raise ValueError("is no address: percent-encode what is not letters and digits") from None
     return url
 
 
+def _split(url: str) -> SplitResult:
+    """The URL's parts; raises `ValueError` without a word of it, which may be a secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError("is no address: check the brackets") from None
+    try:
+        is_port = parts.port is None or parts.port > 0
+    except ValueError:
+        is_port = False
+    if not is_port:
+        raise ValueError("the port must be a number from 1 to 65535")
+    return parts
+
+
 def _check_mqtt(url: str) -> str:
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path.strip("/"):
         raise ValueError("must be mqtt://HOST[:PORT] or mqtts://HOST[:PORT]")
     if parts.username or parts.password:
         raise ValueError("must not hold a user or password: give `username` and `password`")
-    parts.port  # noqa: B018 - raises ValueError itself
     return url
 
 
@@ -54,6 +84,8 @@ def _check_headers(headers: dict[str, SecretStr]) -> dict[str, SecretStr]:
     for name, value in headers.items():
         if not re.fullmatch(r"[A-Za-z0-9-]+", name):
             raise ValueError(f"{name!r} is no header name")
+        if name.lower() in _OWN_HEADERS:
+            raise ValueError(f"{name} is the sender's own: leave it out")
         if not re.fullmatch(r"[ -~]*", value.get_secret_value()):
             raise ValueError(f"the value of {name} must be printable ASCII")
     return headers

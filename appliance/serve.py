@@ -6,13 +6,14 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from functools import partial
 
 from fastapi import FastAPI
 
-from appliance.api import ApiServer, UnsafeBindingError, allow_camera_changes, create_app
+from appliance.api import ApiServer, UnsafeBindingError, allow_camera_changes, create_app, show_failures
 from appliance.board import BoardReader
 from appliance.camera_control import CameraControl, reload_from, start_worker
 from appliance.describer import Describer
@@ -88,7 +89,8 @@ class _Service:
         self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
         url = self._redis.url if self._redis else str(settings.redis.address)
         self._events = stack.enter_context(sole_events(settings))
-        self._outputs = _open_outputs(settings, self._events)
+        self._num_failures: Counter[str] = Counter()
+        self._outputs = _open_outputs(settings, self._events, self._num_failures)
         self._board = BoardReader(url, tuple(settings.cameras))
         stack.push_async_callback(self._board.close)
         # why: the worker loads its detector while the engine loads here.
@@ -144,6 +146,7 @@ class _Service:
         except UnsafeBindingError as error:
             raise SettingsError(str(error)) from None
         allow_camera_changes(app, self.cameras)
+        show_failures(app, self._num_failures)
         return app
 
     def _create_describer(self) -> Describer:
@@ -182,11 +185,11 @@ def open_events(settings: Settings) -> EventStore:
         raise SettingsError(f"events.path: {error}") from None
 
 
-def _open_outputs(settings: Settings, events: EventStore) -> Outputs:
+def _open_outputs(settings: Settings, events: EventStore, num_failures: Counter[str]) -> Outputs:
     if settings.outputs.by_name and settings.events.path is None:
         logger.warning("events.path is not set: what outputs have not taken yet is lost when this ends")
     try:
-        return Outputs(settings.outputs, events, tuple(settings.cameras))
+        return Outputs(settings.outputs, events, tuple(settings.cameras), num_failures)
     except ValueError as error:
         raise SettingsError(str(error)) from None
 

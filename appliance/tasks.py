@@ -1,12 +1,17 @@
 """Running one piece of asyncio work beside others that must live as long as it does."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 CANCEL_AGAIN_S = 2.0
+PERSIST_AGAIN_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class StoppedError(Exception):
@@ -29,6 +34,24 @@ async def run_beside(work: Coroutine[Any, Any, T], *background: Coroutine[Any, A
         return main.result()
     finally:
         await end_all([main, *others])
+
+
+async def persist(
+    name: str, work: Callable[[], Coroutine[Any, Any, object]], num_failures: Counter[str]
+) -> None:
+    """Runs `work` until it ends or this is cancelled; when it fails, it begins again after a pause.
+
+    For what must end nothing else, whatever is wrong with it; failures are logged and counted under `name`.
+    """
+    while True:
+        try:
+            await work()
+        except Exception:
+            num_failures[name] += 1
+            logger.exception("%s failed and begins again in %.0f s", name, PERSIST_AGAIN_S)
+        else:
+            return
+        await asyncio.sleep(PERSIST_AGAIN_S)
 
 
 async def end_all(tasks: Iterable[asyncio.Future[Any]]) -> None:

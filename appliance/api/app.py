@@ -1,6 +1,6 @@
 """The app factory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
@@ -66,3 +66,9 @@ def allow_camera_changes(app: FastAPI, changes: CameraChanges) -> None:
     """Let clients of `app` add, change and remove cameras, which `changes` does."""
     services: Services = app.state.services
     services.camera_changes = changes
+
+
+def show_failures(app: FastAPI, num_failures: Mapping[str, int]) -> None:
+    """Let `/metrics` of `app` tell how often work beside it failed, by the name of the work."""
+    services: Services = app.state.services
+    services.num_failures = num_failures

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from appliance.api.services import Services, services_of
 from appliance.describe_metrics import describe_families
+from appliance.metric_families import counters
 from appliance.metrics import (
     camera_families,
     engine_families,
@@ -53,4 +54,7 @@ async def _families(services: Services) -> list[Metric]:
     if services.describe_stats is not None:
         families += describe_families(services.describe_stats(), per_camera=services.metrics_per_camera)
     families += output_families(await asyncio.to_thread(services.events.outbox.statuses))
+    families.append(
+        counters("failures", "Times that work failed and began again", "work", services.num_failures)
+    )
     return families

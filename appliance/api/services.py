@@ -133,6 +133,7 @@ class Services:
         self.embedded_url = embedded_url
         self.describe_stats = describe_stats
         self.camera_changes: CameraChanges | None = None
+        self.num_failures: Mapping[str, int] = {}
         self.metrics_per_camera = metrics_per_camera
         self.camera_totals = CameraTotals()
         self.limits = limits

@@ -7,6 +7,8 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
+from traceback import extract_tb
 from typing import Protocol
 
 from appliance.outputs.outbox import Message, Outbox
@@ -14,8 +16,10 @@ from appliance.outputs.outbox import Message, Outbox
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 300.0
+LONGEST_PAUSE_S = 60.0
+LONGEST_REFUSAL_S = 300.0
 LOOK_AGAIN_S = 30.0
+COMPLAIN_EVERY_S = 60.0
 
 Changes = Callable[[], AbstractContextManager[asyncio.Event]]
 
@@ -23,12 +27,15 @@ Changes = Callable[[], AbstractContextManager[asyncio.Event]]
 class DeliveryError(Exception):
     """A message was not taken; `is_outage` says that the next one will not be either.
 
-    `again_in_s` is when the receiver wants to see it again. The text has no secret in it.
+    `again_in_s` is when the receiver wants to see it again, `is_final` that it never does. The text has no
+    secret in it.
     """
 
-    def __init__(self, text: str, *, is_outage: bool = False, again_in_s: float | None = None) -> None:
+    def __init__(
+        self, text: str, *, is_outage: bool = False, is_final: bool = False, again_in_s: float | None = None
+    ) -> None:
         super().__init__(text)
-        self.is_outage = is_outage
+        self.is_outage, self.is_final = is_outage, is_final
         self.again_in_s = again_in_s
 
 
@@ -46,17 +53,21 @@ class Output(Protocol):
     async def send(self, message: Message) -> None:
         """Return when the receiver has confirmed the message; raises `DeliveryError`."""
 
+    async def rest(self, pause_s: float) -> None:
+        """Wait so long in an outage, or until the receiver is known to be there again."""
+
 
 class Delivery:
     """Sends the messages of one output until cancelled; `changes` wakes it when there may be new ones.
 
     invariant: a message waits while an earlier one of the same event does, so that each event is told in
-    order; other events are not held up by one that fails, only by an outage.
+    order; other events are not held up by one that fails, only by an outage, in which the oldest is tried.
     """
 
     def __init__(self, output: Output, outbox: Outbox, changes: Changes) -> None:
         self._output, self._outbox, self._changes = output, outbox, changes
         self._num_outages = 0
+        self._complain_at = 0.0
 
     async def run(self) -> None:
         """Sends until cancelled, also when the event file cannot be used for a while."""
@@ -70,14 +81,29 @@ class Delivery:
     async def _send_all(self) -> None:
         async for message in self._due():
             try:
-                await self._output.send(message)
+                await self._send(message)
             except DeliveryError as error:
                 await self._failed(message, error)
             else:
-                if self._num_outages:
-                    logger.warning("output=%s takes messages again", self._output.name)
-                self._num_outages = 0
-                await asyncio.to_thread(self._outbox.sent, message)
+                await self._taken(message)
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self._output.send(message)
+        except DeliveryError:
+            raise
+        except Exception as error:
+            # why: what is wrong with one message must not end the others; its words may hold a secret
+            place = extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__} in {Path(place.filename).name}:{place.lineno}"
+            raise DeliveryError(text) from None
+
+    async def _taken(self, message: Message) -> None:
+        await asyncio.to_thread(self._outbox.sent, message)
+        if self._num_outages:
+            logger.warning("output=%s takes messages again", self._output.name)
+            self._num_outages = 0
+            await asyncio.to_thread(self._outbox.hasten, self._output.name)
 
     async def _due(self) -> AsyncIterator[Message]:
         name = self._output.name
@@ -94,21 +120,41 @@ class Delivery:
                 await _wait(changed, pause_s)
 
     async def _failed(self, message: Message, error: DeliveryError) -> None:
-        name, age_s = self._output.name, time.time() - message.created_at
-        is_last = age_s >= self._output.give_up_after_s
-        again_in_s = None if is_last else error.again_in_s or pause_after(message.num_tries)
+        name, oldest = self._output.name, time.time() - self._output.give_up_after_s
+        pause_s = error.again_in_s or self._pause_s(message, error)
+        is_last = error.is_final or message.created_at <= oldest
+        # why: in an outage nothing is sent anyway, and who rests may be woken
+        again_in_s = None if is_last else 0.0 if error.is_outage else pause_s
         await asyncio.to_thread(self._outbox.failed, message, str(error), again_in_s)
-        if is_last or not self._num_outages:
-            what = "is a dead letter now" if is_last else f"is sent again in {again_in_s:.0f} s"
-            logger.warning("output=%s event=%s %s: %s", name, message.event_id, what, error)
+        num_dead = int(is_last)
         if error.is_outage:
-            await asyncio.sleep(pause_after(self._num_outages))
+            num_dead += await asyncio.to_thread(self._outbox.give_up, name, oldest, str(error))
+        if num_dead:
+            self._complain(f"{num_dead} more are dead letters now: {error}")
+        elif not error.is_outage:
+            self._complain(f"event={message.event_id} is sent again in {pause_s:.0f} s: {error}")
+        elif not self._num_outages:
+            logger.warning("output=%s is tried again and again: %s", name, error)
+        if error.is_outage:
             self._num_outages += 1
+            await self._output.rest(pause_s)
+
+    def _pause_s(self, message: Message, error: DeliveryError) -> float:
+        if error.is_outage:
+            return pause_after(self._num_outages)
+        return pause_after(message.num_tries, LONGEST_REFUSAL_S)
+
+    def _complain(self, text: str) -> None:
+        # why: a receiver may refuse thousands, and `appliance outputs` tells of each
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
+            logger.warning("output=%s %s", self._output.name, text)
 
 
-def pause_after(num_failures: int) -> float:
+def pause_after(num_failures: int, longest_s: float | None = None) -> float:
     """Seconds to wait after a failure that `num_failures` others came before: doubling, spread, bounded."""
-    longest: float = min(FIRST_PAUSE_S * 2.0 ** min(num_failures, 20), LONGEST_PAUSE_S)
+    most_s = LONGEST_PAUSE_S if longest_s is None else longest_s
+    longest: float = min(FIRST_PAUSE_S * 2.0 ** min(num_failures, 20), most_s)
     return longest * random.uniform(0.75, 1.0)
 
 

@@ -41,6 +41,7 @@ class MqttOutput:
         self._snapshot = snapshot
         self._client: aiomqtt.Client | None = None
         self._is_connected = asyncio.Event()
+        self._problem = "not connected yet"
         parts = urlsplit(settings.url)
         self._host, self._port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
         self._tls = _tls_context(settings) if parts.scheme == "mqtts" else None
@@ -56,6 +57,7 @@ class MqttOutput:
                     num_failures = 0
                     await self._stay(client)
             except (aiomqtt.MqttError, OSError) as error:
+                self._problem = str(error)
                 if num_failures == 0:
                     logger.warning(
                         "output=mqtt has no connection to %s:%s: %s", self._host, self._port, error
@@ -66,16 +68,23 @@ class MqttOutput:
     async def send(self, message: Message) -> None:
         """Publish one change and, when it is a description, the camera's newest state and picture.
 
-        Waits for a connection; raises `DeliveryError` when it is lost before the broker has confirmed.
+        Raises `DeliveryError` without a connection within `timeout_s`, and when it is lost before the broker
+        has confirmed.
         """
-        await self._is_connected.wait()
+        await self.rest(self._settings.timeout_s)
         client = self._client
         if client is None:
-            raise DeliveryError("the connection was lost")
+            text = f"no connection to {self._host}:{self._port}: {self._problem}"
+            raise DeliveryError(text, is_outage=True)
         try:
             await self._publish_event(client, message)
         except aiomqtt.MqttError as error:
             raise DeliveryError(f"{self._host}:{self._port}: {error}") from None
+
+    async def rest(self, pause_s: float) -> None:
+        """Wait so long for a connection."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_connected.wait(), pause_s)
 
     def _new_client(self) -> aiomqtt.Client:
         settings = self._settings

@@ -69,7 +69,10 @@ class Outbox:
         self._num_sent = dict.fromkeys(outputs, 0)
         self._num_overflowed = dict.fromkeys(outputs, 0)
         for output in self.statuses():
-            if output not in outputs:
+            if output in outputs:
+                # why: what kept it away may have been repaired meanwhile
+                self.hasten(output)
+            else:
                 error = "no output of this name is configured any more"
                 self._execute("UPDATE outbox SET is_dead = 1, error = ? WHERE output = ?", error, output)
 
@@ -107,6 +110,20 @@ class Outbox:
         with self._lock:
             self._database.execute(f"UPDATE outbox SET {columns} WHERE id = ?", values)
             self._trim(message.output, is_dead=True, most=MAX_DEAD)
+
+    def give_up(self, output: str, before: float, error: str) -> int:
+        """Make dead letters of what has waited since before that time (unix seconds); how many."""
+        old = "UPDATE outbox SET is_dead = 1, error = ? WHERE output = ? AND is_dead = 0 AND created_at <= ?"
+        with self._lock:
+            number = self._database.execute(old, (error, output, before)).rowcount
+            self._trim(output, is_dead=True, most=MAX_DEAD)
+        return number
+
+    def hasten(self, output: str) -> None:
+        """All that was put off is due now."""
+        self._execute(
+            "UPDATE outbox SET next_at = 0 WHERE output = ? AND is_dead = 0 AND next_at > 0", output
+        )
 
     def dead(self, limit: int = 100) -> list[Message]:
         """The newest dead letters, newest first."""

@@ -1,6 +1,7 @@
 """All outputs of one appliance, connected to its store and kept going."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -10,17 +11,25 @@ from appliance.outputs.delivery import Delivery, Output
 from appliance.outputs.mqtt import MqttOutput
 from appliance.outputs.outbox import Body, Kind, Wanted
 from appliance.outputs.webhook import Webhook
-from appliance.tasks import run_beside
+from appliance.tasks import persist, run_beside
 
 
 class Outputs:
     """Owes events to the configured outputs from its making on, and sends them while `run` does.
 
-    Raises `ValueError` for a setting that cannot be used, such as a CA file that is none.
+    What fails in one of them is counted in `num_failures` and ends no other. Raises `ValueError` for a
+    setting that cannot be used, such as a CA file that is none.
     """
 
-    def __init__(self, settings: OutputSettings, events: EventStore, cameras: Sequence[str]) -> None:
+    def __init__(
+        self,
+        settings: OutputSettings,
+        events: EventStore,
+        cameras: Sequence[str],
+        num_failures: Counter[str] | None = None,
+    ) -> None:
         self._settings, self._events = settings, events
+        self._num_failures = Counter() if num_failures is None else num_failures
         self._mqtt = MqttOutput(settings.mqtt, cameras, events.snapshot) if settings.mqtt else None
         events.outbox.connect({name: _wanted(what) for name, what in settings.by_name.items()})
 
@@ -32,10 +41,14 @@ class Outputs:
                 webhook = Webhook(settings)
                 stack.push_async_callback(webhook.close)
                 outputs.append(webhook)
-            events = self._events
-            work = [Delivery(output, events.outbox, events.changes).run() for output in outputs]
-            work += [self._mqtt.run()] if self._mqtt else []
-            await run_beside(asyncio.Event().wait(), *work)
+            outbox, changes = self._events.outbox, self._events.changes
+            work = {f"output {one.name}": Delivery(one, outbox, changes).run for one in outputs}
+            if self._mqtt:
+                work["connection to MQTT"] = self._mqtt.run
+            await run_beside(
+                asyncio.Event().wait(),
+                *(persist(name, run, self._num_failures) for name, run in work.items()),
+            )
 
 
 def _wanted(what: WhatIsSent) -> Wanted:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -15,6 +16,14 @@ from appliance.outputs.signing import signed_headers, signing_key
 
 _MOST_READ = 64 * 1024
 _LONGEST_WISH_S = 3600.0
+_OUTAGES = {
+    HTTPStatus.UNAUTHORIZED,
+    HTTPStatus.FORBIDDEN,
+    HTTPStatus.PROXY_AUTHENTICATION_REQUIRED,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_MANY_REQUESTS,
+}
+"""Beside 5xx, what is refused whatever the message; other refusals are of one message."""
 
 
 class Webhook:
@@ -52,8 +61,16 @@ class Webhook:
             text = f"{self._where} cannot be reached: {type(error).__name__}"
             raise DeliveryError(text, is_outage=True) from None
         if not reply.is_success:
-            is_outage = reply.is_server_error or reply.status_code == HTTPStatus.TOO_MANY_REQUESTS
-            raise DeliveryError(self._refusal(reply), is_outage=is_outage, again_in_s=_wish(reply))
+            raise DeliveryError(
+                self._refusal(reply),
+                is_outage=reply.is_server_error or reply.status_code in _OUTAGES,
+                is_final=reply.status_code == HTTPStatus.GONE,
+                again_in_s=_wish(reply),
+            )
+
+    async def rest(self, pause_s: float) -> None:
+        """Wait so long: nobody says when the receiver is there again."""
+        await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -74,9 +91,15 @@ async def _drain(reply: httpx.Response) -> None:
 
 
 def _wish(reply: httpx.Response) -> float | None:
-    """The seconds of `Retry-After`, within reason; its form as a date is not looked at."""
+    """The seconds of `Retry-After`, a number or a date, within reason."""
     text = reply.headers.get("retry-after", "")
-    return min(float(text), _LONGEST_WISH_S) if text.isascii() and text.isdecimal() else None
+    if text.isascii() and text.isdecimal():
+        return min(float(text), _LONGEST_WISH_S)
+    try:
+        wish_s = parsedate_to_datetime(text).timestamp() - time.time()
+    except ValueError:
+        return None
+    return min(max(wish_s, 0.0), _LONGEST_WISH_S)
 
 
 def _safe(url: str) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 from appliance import processes, tasks
 from appliance.processes import EXIT_UNUSABLE, Child, ChildError, Supervisor
-from appliance.tasks import StoppedError, outlast, run_beside, run_until
+from appliance.tasks import StoppedError, outlast, persist, run_beside, run_until
 
 WAIT_S = 60.0
 
@@ -201,6 +202,25 @@ async def test_what_runs_beside_the_work_ends_with_it():
 
     assert await run_beside(work(), beside(), done()) == "done"
     assert ended == ["beside"]
+
+
+async def test_work_that_fails_begins_again_and_ends_nothing_else(monkeypatch, caplog):
+    monkeypatch.setattr(tasks, "PERSIST_AGAIN_S", 0.01)
+    num_failures, tries = Counter(), []
+
+    async def work() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise OverflowError("getsockaddrarg: port must be 0-65535.")
+
+    await run_beside(persist("output webhook", work, num_failures))
+    assert (len(tries), num_failures) == (3, {"output webhook": 2})
+    assert "output webhook failed and begins again" in caplog.text
+    cancelled = asyncio.ensure_future(persist("output", lambda: asyncio.sleep(60), num_failures))
+    await asyncio.sleep(0.01)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
 
 
 async def test_a_swallowed_cancellation_is_repeated(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr
 
-from appliance.api import ApiLimits, ApiServer, allow_camera_changes, create_app
+from appliance.api import ApiLimits, ApiServer, allow_camera_changes, create_app, show_failures
 from appliance.api.services import CameraChanges, Services
 from appliance.board import AskedTooOftenError, ShownFrame
 from appliance.describe_books import DescribeStats
@@ -159,6 +159,7 @@ class Servers:
             aliases=("other-name", "organisation/model"),
             limits=limits,
         )
+        show_failures(app, {"output webhook": 2})
         if camera_changes is not None:
             allow_camera_changes(app, camera_changes)
         server = ApiServer(app, settings)

@@ -129,6 +129,7 @@ def test_the_queue_and_what_became_of_jobs(watched: Running) -> None:
     assert value("queue_dropped_total", reason="replaced") == 9
     assert value("queue_longest_wait_seconds") == 0.5
     assert value("descriptions_total", outcome="described") == 3
+    assert value("failures_total", work="output webhook") == 2
     assert value("descriptions_made_total", rung="picture") == 1
     assert (value("describe_level"), value("describe_max_level")) == (2, 6)
     assert value("describe_wait_seconds") == 1.234

@@ -16,6 +16,7 @@ import pytest
 
 from appliance.events import EventStore
 from appliance.output_settings import MqttSettings
+from appliance.outputs import delivery
 from appliance.settings import SettingsError, load_settings
 from appliance.tasks import end_all
 from tests.appliance.descriptions import description
@@ -134,6 +135,34 @@ async def test_a_broker_that_is_killed_and_comes_back(
     assert seen >= {"before 0", "before 1", "before 2"}
     assert store.outbox.statuses()["mqtt"].num_sent == 6
     assert not store.outbox.dead()
+
+
+async def test_a_broker_that_is_away_for_too_long(store: EventStore, run_outputs: RunOutputs) -> None:
+    """Dead letters as of a webhook, with the reason; no message waits without end."""
+    async with run_outputs(
+        mqtt={"url": f"mqtt://127.0.0.1:{free_port()}", "timeout_s": 0.1, "give_up_after_s": 0.3}
+    ):
+        store.add(description("1"))
+        store.add(description("2"))
+        await until_async(lambda: store.outbox.statuses()["mqtt"].num_dead == 2)
+    assert all(
+        "no connection to 127.0.0.1" in str(letter.error) and "refused" in str(letter.error)
+        for letter in store.outbox.dead()
+    )
+
+
+async def test_what_waits_goes_as_soon_as_the_broker_is_there(
+    store: EventStore, run_outputs: RunOutputs, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the pause between two tries has become."""
+    broker.kill()
+    async with run_outputs(mqtt={"url": broker.url, "timeout_s": 0.2}):
+        store.add(description("1"))
+        await until_async(lambda: store.outbox._select("num_tries > 0"))
+        monkeypatch.setattr(delivery, "pause_after", lambda *_: 600.0)
+        await asyncio.sleep(0.5)
+        broker.start()
+        await until_async(lambda: store.outbox.statuses()["mqtt"].num_sent == 1)
 
 
 async def test_the_broker_says_goodbye_for_an_appliance_that_was_killed(broker: Broker) -> None:

@@ -6,6 +6,7 @@ import hmac
 import logging
 import time
 from collections.abc import Iterator
+from email.utils import formatdate as http_date
 from typing import Any
 
 import msgspec
@@ -13,7 +14,9 @@ import pytest
 
 from appliance.events import EventStore, EventStoreError
 from appliance.output_settings import OutputSettings
-from appliance.outputs import delivery
+from appliance.outputs import delivery, messages
+from appliance.outputs import webhook as webhook_module
+from appliance.outputs.outbox import Message
 from appliance.settings import Settings, SettingsError, load_settings, to_json
 from tests.appliance.descriptions import description
 from tests.appliance.outputs.conftest import RunOutputs, until_async
@@ -102,6 +105,88 @@ async def test_a_bad_event_does_not_hold_up_the_others(
         await sent(store, 3)
     assert receiver.ids[-1] == "bad"
     assert not store.outbox.dead()
+
+
+async def test_a_receiver_that_is_back_gets_what_was_put_off_at_once(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver
+) -> None:
+    """In an outage only the oldest is tried, and the first that is taken calls for the others."""
+    receiver.answer = lambda post: (400, {"Retry-After": "300"})
+    async with run_outputs(webhooks=[webhook(receiver)]):
+        store.add(description("put off"))
+        await until_async(lambda: receiver.posts)
+        receiver.answer = lambda post: (503, {})
+        store.add(description("1"))
+        store.add(description("2"))
+        await until_async(lambda: receiver.ids.count("1") > 3)
+        assert "2" not in receiver.ids
+        receiver.answer = lambda post: (200, {})
+        await sent(store, 3)
+    assert receiver.ids[-3:] == ["1", "put off", "2"]
+
+
+async def test_a_receiver_says_when_it_wants_to_be_asked_again(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver
+) -> None:
+    """Nothing at all is sent before that, whichever form it has."""
+    answers = [(429, {"Retry-After": "1"}), (503, {"Retry-After": http_date(time.time() + 2, usegmt=True)})]
+    receiver.answer = lambda post: answers.pop() if answers else (200, {})
+    async with run_outputs(webhooks=[webhook(receiver)]):
+        store.add(description("1"))
+        store.add(description("2"))
+        await sent(store, 2)
+    first, second, third = (post.at for post in receiver.posts[:3])
+    assert second - first > 0.9
+    assert third - second > 0.9
+
+
+async def test_a_receiver_that_is_gone_wants_nothing_more(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver
+) -> None:
+    receiver.answer = lambda post: (410, {})
+    async with run_outputs(webhooks=[webhook(receiver)]):
+        store.add(description("1"))
+        await until_async(store.outbox.dead)
+    assert receiver.ids == ["1"]
+    assert "answered 410" in str(store.outbox.dead()[0].error)
+
+
+async def test_all_that_is_too_old_is_given_up_together(
+    store: EventStore, run_outputs: RunOutputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an outage one message is tried at a time, with pauses; the others grow old as well."""
+    monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 0.5)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 60)
+    async with run_outputs(webhooks=[{"url": "http://127.0.0.1:9/", "give_up_after_s": 0.3}]):
+        for number in range(50):
+            store.add(description(f"{number}"))
+        await until_async(lambda: store.outbox.statuses()["webhook"].num_dead == 50, 10)
+    assert all("cannot be reached" in str(letter.error) for letter in store.outbox.dead())
+
+
+async def test_what_cannot_be_sent_ends_neither_the_others_nor_the_appliance(
+    store: EventStore,
+    run_outputs: RunOutputs,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A fault of ours, or of a library, in one message: it is tried again, counted and at last given up."""
+
+    def break_one(message: Message) -> bytes:
+        if message.event_id == "bad":
+            raise LookupError("hush")
+        return messages.told(message)
+
+    monkeypatch.setattr(webhook_module, "told", break_one)
+    async with run_outputs(webhooks=[webhook(receiver, give_up_after_s=0.2)]):
+        for name in ("bad", "1", "2"):
+            store.add(description(name))
+        await sent(store, 2)
+        await until_async(store.outbox.dead)
+    (letter,) = store.outbox.dead()
+    assert (letter.event_id, str(letter.error).startswith("LookupError in test_webhook.py:")) == ("bad", True)
+    assert "hush" not in caplog.text
 
 
 async def test_a_redirect_is_not_followed(
@@ -195,6 +280,12 @@ async def test_two_receivers_do_not_wait_for_each_other(
         ("{url: 'http://hush', name: mqtt}", "outputs.webhooks.0.name: "),
         ("{url: 'http://a'}, {url: 'http://b'}", "two webhooks are called 'webhook'"),
         ("{nonsense: 1}", "outputs.webhooks.0.nonsense: unknown key; allowed here: cameras, "),
+        ("{url: 'http://a:99999/hush'}", "outputs.webhooks.0.url: the port must be a number from 1 to 65535"),
+        ("{url: 'http://a:hush/'}", "outputs.webhooks.0.url: the port must be a number from 1 to 65535"),
+        ("{url: 'http://a:0/hush'}", "outputs.webhooks.0.url: the port must be a number from 1 to 65535"),
+        ('{url: "http://a/hu\\nsh"}', "outputs.webhooks.0.url: "),
+        ("{url: 'http://[::1/hush'}", "outputs.webhooks.0.url: "),
+        ("{url: 'http://hush', headers: {Content-Length: '1'}}", "Content-Length is the sender's own"),
     ],
 )
 def test_bad_settings_are_named_without_their_secrets(tmp_path, webhooks: str, problem: str) -> None:
