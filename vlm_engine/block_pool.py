@@ -140,10 +140,6 @@ class BlockPool:
         for block_id in block_ids:
             self._forget(block_id)
 
-    def clear_cache(self) -> None:
-        """Forget all content hashes (the blocks that are held stay held)."""
-        self.forget(range(self.num_blocks))
-
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
         """Compare the books with the blocks that the living sequences hold.
 

@@ -19,6 +19,8 @@ MIN_CHUNK = 16
 CHAT_CHUNK = 64
 # A chat's prompt is spread over so much of the time to its first token, beside chats that decode.
 CHAT_PACE = 0.6
+# A chat that is late on average makes up for so many targets at most: frames would pay for a stall's seconds.
+MOST_BEHIND = 4
 # Without a chat a step takes so much of the time to a first token: who comes then waits for its end.
 IDLE_SHARE = 0.5
 
@@ -110,7 +112,8 @@ class TimeBudget:
     """Milliseconds that fit between the last and the next token of the chats that run.
 
     A chat's next token is due one target after its last one, and token ``i`` not later than
-    ``first + i * target``; the first one `chat_ttft_ms` after the request. The step's allowance is
+    ``first + i * target``, moved by what is more than `MOST_BEHIND` targets late; the first one
+    `chat_ttft_ms` after the request. The step's allowance is
     the smallest slack of the chats that decode, less what predictions err by; background work also
     leaves time to those that wait for a first token. Without a chat, steps are as long as a chat
     that comes may wait.
@@ -191,12 +194,15 @@ class TimeBudget:
         self._is_left_aside = self._side != "none" and share == 0.0
 
     def _slack_ms(self, chat: Sequence) -> float:
-        """Milliseconds until the chat's next token is due."""
+        """Milliseconds until the chat's next token is due, with more than `MOST_BEHIND` forgiven."""
         if chat.first_token_s is None or chat.last_token_s is None:
             return self.targets.chat_ttft_ms - 1e3 * (self._now - chat.arrival_s)
         target_s = self.targets.chat_itl_ms / 1e3
-        on_average = chat.first_token_s + chat.num_output_tokens * target_s
-        return 1e3 * (min(on_average, chat.last_token_s + target_s) - self._now)
+        on_average = chat.first_token_s + chat.forgiven_s + chat.num_output_tokens * target_s
+        behind_s = chat.last_token_s + target_s - on_average
+        forgiven_s = max(0.0, behind_s - MOST_BEHIND * target_s)
+        chat.forgiven_s += forgiven_s
+        return 1e3 * (chat.last_token_s + target_s - max(0.0, behind_s - forgiven_s) - self._now)
 
     def fit_tokens(self, sequence: Sequence, num_wanted: int) -> int:
         """See `WorkBudget`."""

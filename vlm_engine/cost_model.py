@@ -160,10 +160,12 @@ class LinearModel:
     @property
     def residual_ms(self) -> float:
         """By how much steps were longer than predicted, at the 90th percentile; at least 0."""
-        if self._residual_ms is None:
+        residual_ms = self._residual_ms
+        if residual_ms is None:
             ordered = sorted(self._errors) or [0.0]
-            self._residual_ms = max(0.0, ordered[int(0.9 * (len(ordered) - 1))])
-        return self._residual_ms
+            # why: told from here, as another thread may ask while this one learns
+            residual_ms = self._residual_ms = max(0.0, ordered[int(0.9 * (len(ordered) - 1))])
+        return residual_ms
 
     def residual_of(self, length_ms: float) -> float:
         """The same of steps about as long as `length_ms`, of all where there are few of these."""
@@ -173,8 +175,8 @@ class LinearModel:
 
     @property
     def recent_errors(self) -> Sequence[float]:
-        """``|measured - predicted| / measured`` of the last 256 steps."""
-        return self._relative
+        """``|measured - predicted| / measured`` of the last 256 steps, as they are now."""
+        return tuple(self._relative)
 
     @property
     def relative_error(self) -> float:

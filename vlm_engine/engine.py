@@ -8,12 +8,10 @@ from dataclasses import replace
 import torch
 
 from vlm_engine.answers import Answers, AnswerText
-from vlm_engine.block_pool import BlockPool
-from vlm_engine.budget import LatencyTargets, StepBudget, TimeBudget, WorkBudget
+from vlm_engine.budget import TimeBudget
 from vlm_engine.choosing import Run
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
-from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.errors import RequestError
 from vlm_engine.grammar import Grammars
 from vlm_engine.limits import PromptLimits
@@ -22,11 +20,9 @@ from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
 from vlm_engine.plan import Chunk, StepPlan
 from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner, StepResult
-from vlm_engine.scheduler import Scheduler
+from vlm_engine.scheduling import make_scheduler
 from vlm_engine.sequence import Placeholder, Sequence
-from vlm_engine.side_budget import SideBudget
-from vlm_engine.speculation import SpeculationStats, Speculator
-from vlm_engine.static_budget import StaticBudget
+from vlm_engine.speculation import SpeculationStats
 from vlm_engine.token_bytes import TokenBytes
 from vlm_engine.trace import StepTimes, StepTrace, Tracer
 from vlm_engine.turn import Turn, TurnStats
@@ -68,23 +64,11 @@ class Engine:
         self.runner = ModelRunner(self.model, config)
         self.cost_model = CostModel(has_side=self.runner.has_side)
         self.metrics = EngineMetrics()
-        pool = BlockPool(self.runner.num_blocks, config.block_size)
-        budget = self._make_budget()
-        self.scheduler = Scheduler(
-            pool,
-            EncoderCache(config.encoder_cache_tokens),
-            budget,
-            max_num_seqs=config.max_num_seqs,
-            num_chat_blocks=int(config.chat_kv_reserve * pool.num_blocks),
-            enable_prefix_caching=config.enable_prefix_caching,
-            side_budget=self._make_side_budget(budget),
-            speculator=Speculator(config.speculative) if config.speculative else None,
-        )
+        self.scheduler = make_scheduler(config, self.cost_model, self.runner.num_blocks)
         spec = self.model.spec
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
-        self.limits = PromptLimits(
-            min(longest, pool.num_tokens), config.encoder_cache_tokens, spec.vocab_size
-        )
+        num_tokens = min(longest, self.scheduler.pool.num_tokens)
+        self.limits = PromptLimits(num_tokens, config.encoder_cache_tokens, spec.vocab_size)
         self.grammars = Grammars(self.model.prompts.tokenizer, spec.vocab_size, spec.stop_token_ids)
         self.num_steps = 0
         self.tracer = Tracer(config.trace_steps, self.cost_model) if config.trace_steps else None
@@ -96,23 +80,6 @@ class Engine:
         self._answers: dict[str, Answers] = {}
         self._texts: dict[str, AnswerText] = {}
         self._token_bytes = TokenBytes(self.model.prompts.tokenizer)
-
-    def _make_budget(self) -> StepBudget:
-        config = self.config
-        if config.scheduler == "static":
-            return StaticBudget(config.max_num_batched_tokens)
-        targets = LatencyTargets(
-            config.chat_itl_ms, config.chat_ttft_ms, config.background_share, config.background_ttft_ms
-        )
-        return TimeBudget(self.cost_model, targets, config.max_num_batched_tokens)
-
-    def _make_side_budget(self, budget: StepBudget) -> WorkBudget | None:
-        if not (self.runner.has_side and isinstance(budget, TimeBudget)):
-            return None
-        config = self.config
-        return SideBudget(
-            self.cost_model, config.background_ttft_ms, config.max_num_batched_tokens, budget.floor
-        )
 
     @property
     def has_work(self) -> bool:
@@ -307,15 +274,14 @@ class Engine:
         if self.scheduler.is_aside_busy:
             self._land()
         self._untold.clear()
-        self.scheduler.pool.clear_cache()
-        self.scheduler.counts.clear()
-        self.scheduler.preemptions.clear()
-        if self.scheduler.speculator is not None:
-            self.scheduler.speculator.start_over()
+        self.runner.start_over()
+        turns = self.scheduler.turns
+        self.scheduler = make_scheduler(self.config, self.cost_model, self.runner.num_blocks)
+        self.scheduler.turns = turns
         self.metrics = EngineMetrics()
         if self.tracer is not None:
             self.tracer = Tracer(self.config.trace_steps, self.cost_model)
-        self.num_steps = self.runner.num_encoded = 0
+        self.num_steps = 0
 
     def stats(self) -> EngineStats:
         """The books as they are now."""

@@ -66,11 +66,6 @@ class Earlier:
         self._texts.append(text)
         self._all += text
 
-    def clear(self) -> None:
-        """Drop all texts."""
-        self._texts.clear()
-        self._all.clear()
-
     def find(self, end: bytes, shortest: int, most: int) -> tuple[int, tuple[int, ...]]:
         """As `Lookup.find`, for the last tokens of another text."""
         found, place = newest(self._all, len(self._all), end, shortest)

@@ -102,6 +102,12 @@ class ModelRunner:
             self._features.pop(digest, None)
             self._encoding.pop(digest, None)
 
+    def start_over(self) -> None:
+        """Free all embeddings and begin to count anew; no plan is under way."""
+        self._features.clear()
+        self._encoding.clear()
+        self.num_encoded = 0
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Encode, run the forward pass, sample; measures both parts."""
         self.forget_images(plan.evicted)

@@ -236,7 +236,7 @@ class Scheduler:
                 sequence.first_step_s = now
 
     def _expire(self, now: float) -> list[Sequence]:
-        """End what is too old, unless the encoder works on it already."""
+        """End what is too old, unless the encoder works on it already, or it began to answer."""
         # why: under load, if all were given up half encoded, no frame would ever be described
         late = [s for s in (*self.waiting, *self.running) if self._is_too_late(s, now)]
         for sequence in late:
@@ -244,8 +244,9 @@ class Scheduler:
         return late
 
     def _is_too_late(self, sequence: Sequence, now: float) -> bool:
-        is_begun = sequence.status is Status.RUNNING and self._has_reached_encoder(sequence)
-        return sequence.has_expired(now) and not is_begun
+        if not sequence.has_expired(now) or sequence.num_output_tokens:
+            return False
+        return sequence.status is not Status.RUNNING or not self._has_reached_encoder(sequence)
 
     def _has_reached_encoder(self, sequence: Sequence) -> bool:
         if not sequence.placeholders or sequence in self._aside_sequences:
@@ -255,6 +256,7 @@ class Scheduler:
 
     def _fill(self, draft: Draft, now: float, side: Side) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
+        draft.stalled.clear()
         longest_ms = self.turns.longest_step_ms(now) if self.turns else math.inf
         self.budget.begin(Moment(self.running, self.waiting, now, longest_ms, self._owed, side))
         if self.speculator is not None:

@@ -66,6 +66,7 @@ class Sequence:
         place: Where it stands among background work, by the fair share of its tenant.
         index: Which answer of the request it is, if that wants several.
         parent_id: Id of the request as it was asked for.
+        forgiven_s: How much of its lateness is not made up for by shorter steps.
     """
 
     request: GenerationRequest
@@ -89,6 +90,7 @@ class Sequence:
     first_step_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    forgiven_s: float = 0.0
     preprocess_s: float = 0.0
     encode_s: float = 0.0
 

@@ -233,14 +233,6 @@ class Speculator:
             first = max(0, sequence.num_prompt_tokens - self._config.prompt_lookup_max)
             self._earlier.add(sequence.token_ids[first:])
 
-    def start_over(self) -> None:
-        """Forget all sequences, all experience and all counts; what steps cost stays."""
-        self._courses.clear()
-        self._common.clear()
-        if self._earlier is not None:
-            self._earlier.clear()
-        self.stats = SpeculationStats()
-
 
 def _num_worth(course: _Course, costs_ms: list[float], share_ms: float) -> int:
     """How many of the proposed tokens gain the most time; 0 where none gains any."""

@@ -52,9 +52,8 @@ def keep_costs(engine: Engine) -> None:
 def _rehearse(engine: Engine, requests: Iterable[GenerationRequest]) -> None:
     """Run requests in steps of many shapes, as far as the time for it goes."""
     ends_s = time.monotonic() + CALIBRATION_S
-    scheduler = engine.scheduler
-    budget, scheduler.budget = scheduler.budget, VariedBudget(engine.config.max_num_batched_tokens)
-    side_budget, scheduler.side_budget = scheduler.side_budget, None
+    engine.scheduler.budget = VariedBudget(engine.config.max_num_batched_tokens)
+    engine.scheduler.side_budget = None
     for request in requests:
         try:
             engine.add(request)
@@ -63,4 +62,3 @@ def _rehearse(engine: Engine, requests: Iterable[GenerationRequest]) -> None:
     while engine.has_work and time.monotonic() < ends_s:
         engine.step()
     engine.start_over()
-    scheduler.budget, scheduler.side_budget = budget, side_budget

@@ -13,7 +13,7 @@ import torch
 
 from tests.vlm_engine.builders import finish_step, image, make_scheduler, make_sequence
 from tests.vlm_engine.reference import Case, Family, drain, images_of, run
-from tests.vlm_engine.simulator import Simulator, Truth, percentile
+from tests.vlm_engine.simulator import Simulator, Truth, percentile, picture_of
 from vlm_engine.beside import SideThread
 from vlm_engine.budget import LatencyTargets, TimeBudget
 from vlm_engine.cost_model import CostModel
@@ -168,6 +168,20 @@ def test_a_frame_that_is_worked_on_makes_room_for_a_chat() -> None:
     assert chat.num_computed_tokens >= 60
     assert frame.num_preemptions == 1
     scheduler.check_integrity()
+
+
+def test_a_step_that_is_planned_twice_counts_its_stalls_once() -> None:
+    """A chat without a slot has tokens, so that the other's picture is left aside, and then it is not."""
+    scheduler = aside_scheduler(num_blocks=200, encoder_tokens=600, max_num_seqs=1)
+    scheduler.budget = TimeBudget(CostModel(has_side=True), LatencyTargets(1000.0, 600.0), 4096)
+    scheduler.add(make_sequence(505, images=(picture_of(0, 2000, "large"),)))
+    finish_step(scheduler, scheduler.plan(0.0))
+    scheduler.add(make_sequence(20))
+    assert scheduler.has_chat_tokens
+    plan = scheduler.plan(0.0)
+    assert plan.encodes
+    assert plan.stalled == (("slots", 1),)
+    assert scheduler.counts == {"slots": 1}
 
 
 class OneByOne:

@@ -67,6 +67,16 @@ def test_predictions_stay_finite_and_never_negative(steps: list[tuple[int, float
     assert cost.residual_ms() >= 0
 
 
+def test_what_is_told_of_errors_stays_as_it_was_while_steps_are_learned() -> None:
+    """Another thread than the one that learns asks for them."""
+    cost, work = CostModel(), StepWork(2, 2, 600)
+    cost.learn_step(work, 20.0)
+    told = cost.step.recent_errors
+    before = list(told)
+    cost.learn_step(work, 30.0)
+    assert list(told) == before
+
+
 def budget_of(**targets: float) -> TimeBudget:
     return TimeBudget(CostModel(STEP_TRUTH), LatencyTargets(**targets), 2048)
 

@@ -309,6 +309,24 @@ def test_a_checkpoint_that_lacks_tensors_is_refused(qwen3_vl_checkpoint: Path, t
         load_model(EngineConfig(str(tmp_path)))
 
 
+def test_a_new_start_leaves_nothing_of_what_ran(model: VisionLanguageModel) -> None:
+    """Cached blocks, encoded images and their tensors, counts, debts; a request that runs ends."""
+    engine = make_engine(model)
+    engine.add(ask("chat", "Is anybody there?", max_tokens=20))
+    engine.add(ask("frame", "What?", picture(), priority="background"))
+    while engine.scheduler.encoder_cache.num_used == 0 or engine.scheduler.encoder_cache.num_held:
+        engine.step()
+    engine.scheduler.budget.counts["floor_overruns"] += 1
+    engine.start_over()
+    assert not engine.has_work
+    assert not engine.runner._features
+    stats, fresh = engine.stats(), make_engine(model).stats()
+    assert replace(stats, steps=fresh.steps, slices=fresh.slices) == fresh
+    engine.add(ask("frame", "What?", picture()))
+    drain(engine)
+    assert engine.stats().num_encoded_images == 1
+
+
 def test_warm_up_leaves_nothing_behind_but_known_costs(model: VisionLanguageModel) -> None:
     engine, fresh = make_engine(model), make_engine(model)
     warm_up(engine)

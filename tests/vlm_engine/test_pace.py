@@ -52,9 +52,11 @@ def test_a_share_as_milliseconds_beside_chats() -> None:
     assert paced_ms(1.0, 15.0) == math.inf
 
 
-def simulate(rate: float, background_ttft_ms: float, seconds: float = 60.0) -> Simulator:
-    """Two chats all the time and frames at a rate, target 90 ms."""
-    targets = {"chat_itl_ms": 90.0, "chat_ttft_ms": 300.0, "background_ttft_ms": background_ttft_ms}
+def simulate(
+    rate: float, background_ttft_ms: float, seconds: float = 60.0, *, chat_itl_ms: float = 90.0
+) -> Simulator:
+    """Two chats all the time and frames at a rate."""
+    targets = {"chat_itl_ms": chat_itl_ms, "chat_ttft_ms": 300.0, "background_ttft_ms": background_ttft_ms}
     sim = Simulator(truth=FAST, **targets)
 
     def chat(_: object = None) -> None:
@@ -100,3 +102,20 @@ def test_a_chats_prompt_is_spread_over_the_time_to_its_first_token() -> None:
         gaps[ttft_ms] = percentile(sim.gaps_ms, 0.99)
         assert percentile(sim.ttfts_ms, 0.9) < 300.0
     assert gaps[300.0] < 0.7 * gaps[30.0]
+
+
+@pytest.mark.parametrize("stall_s", [0.0, 1.0, 5.0, 60.0])
+def test_what_a_stall_cost_chats_is_not_made_up_for_at_the_frames_expense(stall_s: float) -> None:
+    """Chats are as fast as before at once, and frames get what that leaves, not only their floor."""
+    sim = simulate(2.0, 1.0, 20.0, chat_itl_ms=40.0)
+    for number in range(120):
+        sim.frame(f"later {number}")
+    for _ in range(2):
+        sim.chat(max_tokens=1000)
+    sim.run(20.5)
+    sim.now += stall_s
+    sim.run(sim.now + 0.5)
+    started_s, busy_s, num_gaps = sim.now, sim.background_busy_s, len(sim.gaps_ms)
+    sim.run(sim.now + 2.0)
+    assert (sim.background_busy_s - busy_s) / (sim.now - started_s) > 0.4
+    assert sum(sim.gaps_ms[num_gaps:]) / len(sim.gaps_ms[num_gaps:]) <= 40.0

@@ -248,6 +248,23 @@ def test_a_preempted_frame_expires_as_one_that_waits() -> None:
     assert scheduler.plan(2.0).expired == (frame,)
 
 
+def test_a_preempted_answer_that_has_begun_does_not_expire() -> None:
+    """What is half written is finished, though its time is over and it stands in the queue again."""
+    scheduler = make_scheduler(budget=64, num_blocks=18)
+    frame = make_sequence(
+        50, images=(image(4, 40, "a"),), priority="background", expires_at=2.0, max_tokens=9
+    )
+    scheduler.add(frame)
+    finish_and_plan(scheduler, 0.0)
+    assert frame.num_output_tokens == 1
+    scheduler.add(make_sequence(60))
+    while not frame.num_preemptions:
+        finish_and_plan(scheduler, 1.0)
+    assert scheduler.plan(2.0).expired == ()
+    run(scheduler)
+    assert (frame.finish_reason, frame.num_output_tokens) == ("length", 9)
+
+
 def test_of_background_one_prompt_is_computed_after_the_other() -> None:
     """Frames that are half done would hold memory and slots that a more urgent one needs."""
     scheduler = make_scheduler(budget=16)
