@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vlm_engine.choosing import RowLogprobs
 from vlm_engine.detokenizer import Detokenizer
+from vlm_engine.grammar import CompiledForm
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import FinishReason, GenerationRequest, PositionLogprobs, TokenEvent, TokenLogprob
 from vlm_engine.sampling_params import SamplingParams
@@ -23,12 +24,14 @@ class Answers:
         request: As it was asked for.
         prompt: Shared by all of them.
         placeholders: The prompt's images with the encoder's work on each.
+        form: What each of them must keep to.
         running: The sequences that have not ended, by the id they have in the engine.
     """
 
     request: GenerationRequest
     prompt: PreparedPrompt
     placeholders: tuple[Placeholder, ...]
+    form: CompiledForm | None = None
     running: dict[str, Sequence] = field(default_factory=dict)
 
     def part(self, index: int) -> GenerationRequest:

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vlm_engine.config import EngineConfig
 from vlm_engine.engine import Engine
-from vlm_engine.errors import EngineStopped, RequestError
+from vlm_engine.errors import EngineError, EngineStopped, RequestError
+from vlm_engine.grammar import CompiledForm
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
@@ -21,6 +22,7 @@ from vlm_engine.trace import StepTrace
 log = logging.getLogger(__name__)
 
 Call = Callable[[Engine], None]
+_Prepared = tuple[PreparedPrompt, float, CompiledForm | None]
 
 
 class AsyncEngine:
@@ -71,7 +73,7 @@ class AsyncEngine:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         if self._engine is not None:
-            await asyncio.to_thread(self._engine.runner.close)
+            await asyncio.to_thread(self._engine.close)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
@@ -86,9 +88,9 @@ class AsyncEngine:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
         stream = self._streams.open(request.request_id, request.sampling.n)
         try:
-            prompt, seconds = await self._prepare(request)
+            prepared = await self._prepare(request)
             self._check_open()
-            self._call(lambda engine: self._submit(engine, request, prompt, seconds))
+            self._call(lambda engine: self._submit(engine, request, *prepared))
             async for event in self._streams.follow(request.request_id, stream):
                 yield event
         finally:
@@ -148,8 +150,15 @@ class AsyncEngine:
         self._call(lambda engine: answer.set_result(engine.trace(first)))
         return await asyncio.wrap_future(answer)
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[PreparedPrompt, float]:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, self.engine.prepare, request)
+    async def _prepare(self, request: GenerationRequest) -> _Prepared:
+        loop, grammars, form = asyncio.get_running_loop(), self.engine.grammars, request.sampling.structured
+        prompt, seconds = await loop.run_in_executor(self._workers, self.engine.prepare, request)
+        if form is None:
+            return prompt, seconds, None
+        compiling = grammars.begin(form)
+        # why: others may wait for the same form, so that it goes on when this request is cancelled
+        await asyncio.shield(asyncio.wrap_future(compiling))
+        return prompt, seconds, grammars.compiled(form, compiling)
 
     # -- between the loops ----------------------------------------------------------------------
 
@@ -180,13 +189,17 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(self._streams.end_all, reason)
 
     def _submit(
-        self, engine: Engine, request: GenerationRequest, prompt: PreparedPrompt, seconds: float
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        prompt: PreparedPrompt,
+        seconds: float,
+        form: CompiledForm | None,
     ) -> None:
         try:
-            engine.submit(request, prompt, seconds)
-        except RequestError as error:
-            event = TokenEvent(request.request_id, finish_reason="error", error=str(error))
-            self._loop.call_soon_threadsafe(self._streams.deliver, [event])
+            engine.submit(request, prompt, seconds, form)
+        except EngineError as error:
+            self._loop.call_soon_threadsafe(self._streams.refuse, request.request_id, error)
 
     def _wait_for_work(self, engine: Engine) -> bool:
         """Run the calls that wait, sleep while there is nothing to do; False when closing."""

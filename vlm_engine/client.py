@@ -21,8 +21,7 @@ import zmq.asyncio
 
 from vlm_engine import errors, wire
 from vlm_engine.config import EngineConfig, TurnConfig
-from vlm_engine.errors import EngineStopped, ModelLoadError, RequestError
-from vlm_engine.grammar import check_grammar
+from vlm_engine.errors import EngineStopped, RequestError
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PromptPreparer, load_prompts
 from vlm_engine.request import GenerationRequest, TokenEvent
@@ -196,8 +195,6 @@ class EngineProcess:
         prompts, ready = self._prompts, self._ready
         if prompts is None or ready is None:
             raise EngineStopped("the engine is not started")
-        if request.sampling.structured is not None:
-            check_grammar(request.sampling.structured)
         prompt = prompts.prepare(request.messages)
         ready.limits.check(prompt, request.sampling)
         prompt = wire.narrowed(prompt, ready.dtype)
@@ -248,7 +245,7 @@ class EngineProcess:
                 )
         message = wire.decode_to_client(await socket.recv())
         if isinstance(message, wire.Failed):
-            raise getattr(errors, message.kind, ModelLoadError)(message.message)
+            raise _error_of(message)
         assert isinstance(message, wire.Ready), "the first message says whether the model is loaded"
         return message
 
@@ -294,6 +291,8 @@ class EngineProcess:
         self._last_sign_s = time.monotonic()
         if isinstance(message, wire.Events):
             self._streams.deliver(message.events)
+        elif isinstance(message, wire.Refused):
+            self._streams.refuse(message.request_id, _error_of(message))
         elif isinstance(message, wire.Heartbeat):
             self._stats = message.stats
         elif isinstance(message, wire.Trace) and (answer := self._traces.pop(message.first, None)):
@@ -312,6 +311,14 @@ class EngineProcess:
                 await asyncio.to_thread(process.wait)
         if socket is not None:
             socket.close(linger=0)
+
+
+def _error_of(message: wire.Failed | wire.Refused) -> errors.EngineError:
+    """The exception that the engine's process tells of."""
+    error: errors.EngineError = getattr(errors, message.kind, errors.EngineError)(message.message)
+    if isinstance(error, RequestError) and isinstance(message, wire.Refused):
+        error.field = message.field
+    return error
 
 
 def _give_way() -> None:

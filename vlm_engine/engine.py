@@ -13,7 +13,7 @@ from vlm_engine.choosing import Run
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
 from vlm_engine.errors import RequestError
-from vlm_engine.grammar import Grammars
+from vlm_engine.grammar import CompiledForm, Grammars
 from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
@@ -108,8 +108,6 @@ class Engine:
         started = time.perf_counter()
         prompt = self.model.prompts.prepare(request.messages)
         self.limits.check(prompt, request.sampling)
-        if request.sampling.structured is not None:
-            self.grammars.compile(request.sampling.structured)
         return prompt, time.perf_counter() - started
 
     def add(self, request: GenerationRequest) -> None:
@@ -120,18 +118,31 @@ class Engine:
         """
         self.submit(request, *self.prepare(request))
 
-    def submit(self, request: GenerationRequest, prompt: PreparedPrompt, preprocess_s: float = 0.0) -> None:
+    def submit(
+        self,
+        request: GenerationRequest,
+        prompt: PreparedPrompt,
+        preprocess_s: float = 0.0,
+        form: CompiledForm | None = None,
+    ) -> None:
         """Queue a prepared request.
 
+        Args:
+            request: As it was asked for.
+            prompt: What `prepare` made of it.
+            preprocess_s: Seconds that this took.
+            form: What `grammars` made of the form that it wants; without it, it is waited for here.
+
         Raises:
-            RequestError: Its id is in use.
+            RequestError: It can never run, or its id is in use.
         """
+        self.limits.check(prompt, request.sampling)
         if request.request_id in self._answers or request.request_id in self._sequences:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
-        if request.sampling.structured is not None:
-            self.grammars.compile(request.sampling.structured)
+        if form is None and request.sampling.structured is not None:
+            form = self.grammars.compile(request.sampling.structured)
         self._finish_aside(request.request_id)
-        answers = Answers(request, prompt, self._with_slices(prompt))
+        answers = Answers(request, prompt, self._with_slices(prompt), form)
         self._answers[request.request_id] = answers
         self._start(answers, 0, preprocess_s)
 
@@ -162,8 +173,7 @@ class Engine:
         self._sequences[request.request_id] = answers.running[request.request_id] = sequence
         tokenizer = self.model.prompts.tokenizer
         self._texts[request.request_id] = AnswerText(tokenizer, self._token_bytes, sampling)
-        form = sampling.structured
-        self.runner.add(sequence, prompt, None if form is None else self.grammars.matcher(form))
+        self.runner.add(sequence, prompt, answers.form.start() if answers.form else None)
         self.scheduler.add(sequence)
 
     def step(self) -> list[TokenEvent]:
@@ -248,6 +258,11 @@ class Engine:
         sequence = next(iter(answers.running.values()))
         self.scheduler.finish(sequence, "cancelled")
         return self._end(sequence, "cancelled")
+
+    def close(self) -> None:
+        """End the threads and processes beside the engine."""
+        self.runner.close()
+        self.grammars.close()
 
     def generate(self, request: GenerationRequest) -> str:
         """Run one request to its end and return its text; for scripts and notebooks.

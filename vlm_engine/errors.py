@@ -9,6 +9,7 @@
     ├── ModelLoadError          a checkpoint that cannot be loaded
     │   ├── UnsupportedModel    a family without an adapter
     │   └── NotEnoughMemory     a checkpoint that does not fit beside its caches
+    ├── EngineBusy              too much of what comes seldom waits; the same request may succeed later
     ├── GateError               detectors cannot be let in to share the device
     └── EngineStopped           the engine was closed or its loop died
 """
@@ -53,6 +54,10 @@ class NotEnoughMemory(ModelLoadError):
 
 class GateError(EngineError):
     """The socket on which detectors ask for the device cannot be made; the message names its path."""
+
+
+class EngineBusy(EngineError):
+    """Too much waits of what is done one after the other; the same request may succeed later."""
 
 
 class EngineStopped(EngineError):

@@ -5,9 +5,10 @@
 but it compiles in one millisecond instead of forty, and refuses what it cannot enforce.
 """
 
-import json
 import threading
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,42 +16,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_engine.errors import RequestError
+from vlm_engine.errors import EngineBusy, RequestError
+from vlm_engine.forms import FormError, Vocabulary, new_matcher, new_tokenizer, shortened
 from vlm_engine.sampling_params import StructuredOutput
 from vlm_engine.token_bytes import TokenBytes
+from vlm_engine.trial import FormTrial, refusal
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
     from transformers import PreTrainedTokenizerBase
 
 NUM_CACHED = 32
-# why: some models would write spaces until their tokens are used up; a schema's own `x-guidance` goes before
-JSON_OPTIONS: "JsonCompileOptions" = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
+NUM_REFUSED = 64
+MAX_COMPILING = 16
+"""Forms that wait for their turn: each takes some seconds at most, one after the other."""
 
 
 def check_grammar(wanted: StructuredOutput) -> None:
-    """Refuse what cannot be compiled; needs no tokenizer.
+    """Refuse what no model could follow; needs no tokenizer.
 
     Raises:
         RequestError: It names the field of the request.
     """
-    from llguidance import LLMatcher
+    reason = refusal(wanted)
+    if reason is not None:
+        raise _refused(wanted, reason)
 
-    try:
-        message = LLMatcher.validate_grammar(_grammar(wanted))
-    except ValueError as error:
-        message = str(error)
-    if message:
-        raise _refused(wanted, message)
+
+@dataclass(frozen=True, slots=True)
+class CompiledForm:
+    """A form that answers can keep to.
+
+    Args:
+        matcher: llguidance's own at the start of a text; never moved.
+    """
+
+    matcher: "LLMatcher"
+
+    def start(self) -> "GrammarMatcher":
+        """Where a new answer stands in it."""
+        return GrammarMatcher(self.matcher.deep_copy())
+
+
+Compiling = Future[CompiledForm | str]
+"""What becomes of a form: compiled, or the reason why not."""
 
 
 class Grammars:
-    """Compiled grammars of one vocabulary; safe from any thread.
+    """Compiled forms of one vocabulary; safe from any thread.
+
+    A form that was not seen before is tried out in another process (`FormTrial`), then compiled on a thread
+    beside all others, one form at a time; nobody else waits for it.
 
     Args:
         tokenizer: The checkpoint's tokenizer.
@@ -65,51 +81,97 @@ class Grammars:
         self._vocab_size = vocab_size
         self._stop_token_ids = sorted(each for each in stop_token_ids if each < vocab_size)
         self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
+        self._compiler = ThreadPoolExecutor(1, "compile")
+        self._parts: tuple[LLTokenizer, FormTrial] | None = None
+        self._compiled: OrderedDict[StructuredOutput, Compiling] = OrderedDict()
+        self._refused: OrderedDict[StructuredOutput, Compiling] = OrderedDict()
 
     def load(self) -> None:
-        """Read the vocabulary, which takes about a second at 150,000 tokens; else the first use does."""
-        with self._lock:
-            self._load()
+        """Get ready for forms, which takes some seconds at 150,000 tokens; else the first use does."""
+        _, trial = self._compiler.submit(self._load).result()
+        # why: there may be a process when the first form comes, and then it tells
+        with suppress(OSError):
+            trial.start()
 
-    def compile(self, wanted: StructuredOutput) -> None:
-        """Compile and keep a grammar, so that `matcher` need not.
+    def close(self) -> None:
+        """End the process in which forms are tried out; what waits for it is given up."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
+        if self._parts is not None:
+            self._parts[1].close()
+
+    def begin(self, wanted: StructuredOutput) -> Compiling:
+        """Have a form compiled and return at once; its end is read by `compiled`.
+
+        # invariant: equal forms share one future, which is not to be cancelled.
 
         Raises:
-            RequestError: It cannot be compiled; names the field of the request.
+            EngineBusy: Too many others wait for their turn.
         """
         with self._lock:
-            self._compile(wanted)
+            known = self._refused if wanted in self._refused else self._compiled
+            if wanted not in known:
+                if sum(not each.done() for each in self._compiled.values()) >= MAX_COMPILING:
+                    raise EngineBusy("too many new forms wait to be compiled; send it again later")
+                self._compiled[wanted] = self._compiler.submit(self._compile, wanted)
+            known.move_to_end(wanted)
+            return known[wanted]
 
-    def matcher(self, wanted: StructuredOutput) -> "GrammarMatcher":
-        """A matcher at the start of its text; raises as `compile`."""
+    def compiled(self, wanted: StructuredOutput, compiling: Compiling) -> CompiledForm:
+        """What became of a form; waits for it if need be.
+
+        Raises:
+            RequestError: It cannot be compiled, or not in time; names the field of the request.
+            EngineStopped: It could not be tried out.
+        """
+        form = compiling.result()
+        if isinstance(form, str):
+            raise _refused(wanted, form)
+        return form
+
+    def compile(self, wanted: StructuredOutput) -> CompiledForm:
+        """`begin` and `compiled` in one."""
+        return self.compiled(wanted, self.begin(wanted))
+
+    def _compile(self, wanted: StructuredOutput) -> CompiledForm | str:
+        tokenizer, trial = self._load()
+        try:
+            trial.check(wanted)
+            matcher = new_matcher(tokenizer, wanted)
+            # why: copies find it computed, which takes long for some forms
+            matcher.compute_bitmask()
+        except FormError as error:
+            self._settle(wanted, is_refused=True)
+            return str(error)
+        except BaseException:
+            with self._lock:
+                self._compiled.pop(wanted, None)
+            raise
+        self._settle(wanted)
+        return CompiledForm(matcher)
+
+    def _settle(self, wanted: StructuredOutput, *, is_refused: bool = False) -> None:
+        """Keep the newest of each kind, so that bad forms push no good ones out."""
         with self._lock:
-            return GrammarMatcher(self._compile(wanted).deep_copy())
+            if is_refused and wanted in self._compiled:
+                self._refused[wanted] = self._compiled.pop(wanted)
+            for kept, most in ((self._compiled, NUM_CACHED), (self._refused, NUM_REFUSED)):
+                while len(kept) > most:
+                    kept.popitem(last=False)
 
-    def _compile(self, wanted: StructuredOutput) -> "LLMatcher":
-        from llguidance import LLMatcher
+    def _load(self) -> "tuple[LLTokenizer, FormTrial]":
+        if self._parts is None:
+            words = _Words(self._tokenizer, self._vocabulary())
+            self._parts = new_tokenizer(words.vocabulary, words), FormTrial(words.vocabulary)
+        return self._parts
 
-        matcher = self._compiled.pop(wanted, None)
-        if matcher is None:
-            try:
-                matcher = LLMatcher(self._load(), _grammar(wanted), log_level=0)
-            except ValueError as error:
-                raise _refused(wanted, str(error)) from None
-            if matcher.is_error():
-                raise _refused(wanted, matcher.get_error())
-        self._compiled[wanted] = matcher
-        if len(self._compiled) > NUM_CACHED:
-            self._compiled.popitem(last=False)
-        return matcher
-
-    def _load(self) -> "LLTokenizer":
-        if self._vocabulary is None:
-            from llguidance import LLTokenizer, TokenizerWrapper
-
-            words = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size))
-            self._vocabulary = LLTokenizer(words, eos_token=self._stop_token_ids)
-        return self._vocabulary
+    def _vocabulary(self) -> Vocabulary:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return Vocabulary(
+            list(map(TokenBytes(self._tokenizer), range(self._vocab_size))),
+            [token_id for token_id, token in added if token.special],
+            self._stop_token_ids or [self._tokenizer.eos_token_id],
+            self._tokenizer.bos_token_id,
+        )
 
 
 class GrammarMatcher:
@@ -130,7 +192,7 @@ class GrammarMatcher:
         """
         allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
         if self._matcher.is_error():
-            raise GrammarError(_shortened(self._matcher.get_error()))
+            raise GrammarError(shortened(self._matcher.get_error()))
         is_out = torch.from_numpy(allowed[: len(row)]).view(torch.bool).logical_not_()
         row[: len(is_out)].masked_fill_(is_out.to(row.device), -torch.inf)
         row[len(is_out) :] = -torch.inf
@@ -145,55 +207,23 @@ class GrammarError(Exception):
     """A grammar that cannot be followed any further."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Vocabulary:
-    """A tokenizer as llguidance reads it."""
+class _Words:
+    """A vocabulary that splits texts as the checkpoint's tokenizer does, in llguidance's words."""
 
-    tokenizer: Any
-    vocab_size: int
-
-    @property
-    def tokens(self) -> list[bytes]:
-        return list(map(TokenBytes(self.tokenizer), range(self.vocab_size)))
-
-    @property
-    def special_token_ids(self) -> list[int]:
-        return [i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special]
-
-    @property
-    def eos_token_id(self) -> int:
-        return int(self.tokenizer.eos_token_id)
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.tokenizer.bos_token_id  # type: ignore[no-any-return]
+    def __init__(self, tokenizer: Any, vocabulary: Vocabulary) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_token_ids
+        self.bos_token_id = vocabulary.bos_token_id
+        self.eos_token_id = int(tokenizer.eos_token_id)
 
     def __call__(self, text: bytes) -> list[int]:
-        ids = self.tokenizer(text.decode(errors="replace"), add_special_tokens=False)["input_ids"]
+        ids = self._tokenizer(text.decode(errors="replace"), add_special_tokens=False)["input_ids"]
         return list(ids)
 
 
-def _grammar(wanted: StructuredOutput) -> str:
-    """What llguidance compiles; raises ValueError when it is not even JSON."""
-    from llguidance import LLMatcher
-
-    if wanted.kind == "json":
-        return LLMatcher.grammar_from_json_schema(wanted.value, defaults=JSON_OPTIONS)
-    if wanted.kind == "regex":
-        return LLMatcher.grammar_from_regex(wanted.value)
-    if wanted.kind == "choice":
-        # why: a string of the grammar's language is written as one of JSON
-        words = " | ".join(json.dumps(word, ensure_ascii=False) for word in json.loads(wanted.value))
-        return LLMatcher.grammar_from_lark(f"start: {words}")
-    return LLMatcher.grammar_from_lark(wanted.value)
-
-
-def _refused(wanted: StructuredOutput, message: str) -> RequestError:
+def _refused(wanted: StructuredOutput, reason: str) -> RequestError:
     return RequestError(
-        f"{wanted.field} cannot be compiled: {_shortened(message)}; change it or leave it out",
-        field=wanted.field,
+        f"{wanted.field} cannot be compiled: {reason}; change it or leave it out", field=wanted.field
     )
-
-
-def _shortened(message: str) -> str:
-    return " ".join(message.partition("<state>")[0].split())[:300]

@@ -8,9 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -21,6 +20,7 @@ from vlm_engine import wire
 from vlm_engine.engine import Engine
 from vlm_engine.errors import EngineError, RequestError
 from vlm_engine.gate_server import GateServer
+from vlm_engine.grammar import Compiling
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.warm_up import keep_costs, warm_up
@@ -49,8 +49,7 @@ class EngineServer:
         if gate is not None:
             self._poller.register(gate.fileno(), zmq.POLLIN)
             engine.share_device(gate.turns, gate.lend)
-        self._compiler = ThreadPoolExecutor(1, "compile")
-        self._compiling: dict[str, tuple[Future[None], _Prepared]] = {}
+        self._compiling: dict[str, tuple[Compiling, _Prepared]] = {}
         self._parent_pid = os.getppid()
         self._is_closing = False
         self._heartbeat_s = 0.0
@@ -95,27 +94,30 @@ class EngineServer:
 
     def _submit(self, header: wire.Submit, frames: wire.Frames) -> None:
         prepared = (*wire.decode_submit(header, frames), header.preprocess_s)
-        form = header.sampling.structured
-        if form is None:
-            self._try(header.request_id, partial(self._engine.submit, *prepared))
-        else:
-            # why: a large schema takes longer to compile than a chat can wait for its next token
-            compiled = self._compiler.submit(self._engine.grammars.compile, form)
-            self._compiling[header.request_id] = (compiled, prepared)
+        name, form = header.request_id, header.sampling.structured
+        with self._refusing(name):
+            if form is None:
+                self._engine.submit(*prepared)
+            else:
+                # why: a large schema takes longer to compile than a chat can wait for its next token
+                self._compiling[name] = (self._engine.grammars.begin(form), prepared)
 
     def _submit_compiled(self) -> None:
-        for name, (compiled, prepared) in list(self._compiling.items()):
-            if compiled.done():
+        for name, (compiling, prepared) in list(self._compiling.items()):
+            form = prepared[0].sampling.structured
+            if compiling.done() and form is not None:
                 del self._compiling[name]
-                self._try(name, compiled.result, partial(self._engine.submit, *prepared))
+                with self._refusing(name):
+                    self._engine.submit(*prepared, self._engine.grammars.compiled(form, compiling))
 
-    def _try(self, request_id: str, *calls: Callable[[], object]) -> None:
-        """Do what a request asks for; a refusal ends it with an error."""
+    @contextmanager
+    def _refusing(self, request_id: str) -> Iterator[None]:
+        """Tell the client of a request that is not queued."""
         try:
-            for call in calls:
-                call()
-        except RequestError as error:
-            self._tell([TokenEvent(request_id, finish_reason="error", error=str(error))])
+            yield
+        except EngineError as error:
+            field = error.field if isinstance(error, RequestError) else None
+            self._send(wire.Refused(request_id, type(error).__name__, str(error), field))
 
     def _tell(self, events: list[TokenEvent]) -> None:
         """Hand over the news of one step in one message."""
@@ -152,6 +154,7 @@ def main() -> None:
         try:
             EngineServer(engine, socket, gate).run()
         finally:
+            engine.close()
             keep_costs(engine)
     finally:
         context.destroy(linger=1000)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
+from vlm_engine.errors import EngineError
 from vlm_engine.request import TokenEvent
 
 
@@ -16,6 +17,7 @@ class Stream:
     def __init__(self, num_answers: int = 1) -> None:
         self.num_answers = num_answers
         self._pending: dict[int, TokenEvent] = {}
+        self._refusal: EngineError | None = None
         self._ready = asyncio.Event()
 
     def push(self, event: TokenEvent) -> None:
@@ -24,9 +26,16 @@ class Stream:
         self._pending[event.index] = event if before is None else before.merged(event)
         self._ready.set()
 
+    def refuse(self, error: EngineError) -> None:
+        """Tell the reader that its request was not queued."""
+        self._refusal = error
+        self._ready.set()
+
     async def pull(self) -> TokenEvent:
-        """Everything about one answer since it was pulled last, as one event."""
+        """Everything about one answer since it was pulled last, as one event; raises why it was refused."""
         await self._ready.wait()
+        if self._refusal is not None:
+            raise self._refusal
         event = self._pending.pop(next(iter(self._pending)))
         if not self._pending:
             self._ready.clear()
@@ -73,6 +82,12 @@ class Streams:
             stream = self._streams.get(event.request_id)
             if stream is not None:
                 stream.push(event)
+
+    def refuse(self, request_id: str, error: EngineError) -> None:
+        """End a stream whose request was not queued, by an exception in its reader."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.refuse(error)
 
     def end_all(self, reason: str) -> None:
         """End every stream with an error event."""

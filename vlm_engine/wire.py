@@ -96,6 +96,15 @@ class Events(msgspec.Struct, frozen=True, tag=True):
     events: list[TokenEvent]
 
 
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A request that was not queued; `kind` names the error class."""
+
+    request_id: str
+    kind: str
+    message: str
+    field: str | None = None
+
+
 class Trace(msgspec.Struct, frozen=True, tag=True):
     """Recorded steps from `first` on; None when none are recorded."""
 
@@ -110,7 +119,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 ToServer = Submit | Abort | TraceWanted | Close
-ToClient = Ready | Failed | Events | Trace | Heartbeat
+ToClient = Ready | Failed | Events | Refused | Trace | Heartbeat
 Frames = Sequence[Any]
 _encoder = msgspec.msgpack.Encoder()
 _to_server = msgspec.msgpack.Decoder(ToServer)

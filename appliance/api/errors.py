@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from appliance.api.streams import ClientGoneError
 from queues.errors import QueueError
-from vlm_engine import EngineError, ImageRejected, PromptTooLong, RequestError
+from vlm_engine import EngineBusy, EngineError, ImageRejected, PromptTooLong, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,8 @@ def engine_error(error: EngineError) -> ApiError:
     if isinstance(error, RequestError):
         codes = {PromptTooLong: "context_length_exceeded", ImageRejected: "invalid_image"}
         return bad_request(str(error), param=error.field, code=codes.get(type(error)))
+    if isinstance(error, EngineBusy):
+        return unavailable(str(error), code="engine_busy")
     logger.error("the engine refused a request: %s", error)
     return unavailable("the engine is not running", code="engine_unavailable")
 

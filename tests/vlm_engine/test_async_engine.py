@@ -24,6 +24,7 @@ from vlm_engine import (
     EngineConfig,
     EngineProcess,
     EngineStopped,
+    GenerationRequest,
     ModelLoadError,
     RequestError,
     StructuredOutput,
@@ -141,14 +142,34 @@ async def test_forms_several_answers_and_logprobs(engine: Client) -> None:
     assert caught.value.field == "there"
 
 
+def with_form(name: str, form: StructuredOutput, **more: Any) -> GenerationRequest:
+    request = ask(name, **more)
+    return replace(request, sampling=replace(request.sampling, structured=form))
+
+
+async def test_chats_do_not_wait_for_forms_that_take_long(engine: Client) -> None:
+    """And the forms are refused as what never runs is: before anything was told of them."""
+    forms = [StructuredOutput.of_json({"type": "integer", "multipleOf": 999_983 + 6 * i}) for i in range(3)]
+    tasks = [
+        asyncio.create_task(anext(engine.generate(with_form(f"form{i}", form))))
+        for i, form in enumerate(forms)
+    ]
+    for number in range(5):
+        assert (await collect(engine, f"chat{number}", "hello"))[-1].finish_reason == "length"
+    assert not any(task.done() for task in tasks)
+    tasks[0].cancel()
+    with pytest.raises(RequestError, match="cannot be compiled: it takes more than") as caught:
+        await tasks[1]
+    assert caught.value.field == "structured"
+    tasks[2].cancel()
+    await asyncio.wait(tasks)
+
+
 async def test_a_request_is_cancelled_while_its_form_is_compiled(engine: Client) -> None:
     """Among others, since the request may also be in any other state when it goes."""
     for number in range(6):
-        request = ask(f"gone{number}", max_tokens=900)
         form = StructuredOutput("regex", f"([a-z]{{{number + 3}}} ){{200}}")
-        task = asyncio.create_task(
-            anext(engine.generate(replace(request, sampling=replace(request.sampling, structured=form))))
-        )
+        task = asyncio.create_task(anext(engine.generate(with_form(f"gone{number}", form, max_tokens=900))))
         await asyncio.sleep(0.004 * number)
         task.cancel()
         await asyncio.wait([task])

@@ -110,6 +110,14 @@ def test_kv_full_preempts_one_and_changes_no_token(model: VisionLanguageModel) -
     assert tight.stats().num_preemptions >= 1
 
 
+def test_what_was_prepared_elsewhere_is_checked_too(model: VisionLanguageModel) -> None:
+    roomy, tight = make_engine(model), make_engine(model, kv_cache_tokens=96)
+    request = ask("long", "many words " * 60)
+    with pytest.raises(PromptTooLong, match="at most 95 fit"):
+        tight.submit(request, *roomy.prepare(request))
+    assert not tight.has_work
+
+
 @pytest.mark.parametrize("steps", range(8))
 def test_cancel_in_every_state_frees_all(model: VisionLanguageModel, steps: int) -> None:
     """E20: in the queue, mid-chunk, inside the image, in decode."""

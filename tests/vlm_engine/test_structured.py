@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from tests.tiny_tokenizers import qwen_tokenizer
 from tests.vlm_engine.test_answers import answer, answers, wish
 from tests.vlm_engine.test_engine import make_engine, picture
-from vlm_engine import EngineConfig, RequestError, StructuredOutput
+from vlm_engine import EngineBusy, EngineConfig, EngineStopped, RequestError, StructuredOutput
 from vlm_engine.grammar import Grammars, check_grammar
 from vlm_engine.models import VisionLanguageModel, load_model
+from vlm_engine.trial import FormTrial
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -141,6 +143,55 @@ def test_what_cannot_be_compiled_is_refused(
     assert answer(engine, wish("r")).finish_reason == "length"
 
 
+DEEP = "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in range(5000)) + '\nr5000: "x"'
+COSTLY = {
+    "hours": StructuredOutput.of_json({"type": "integer", "multipleOf": 999_983}),
+    "a stack of 5000 levels": StructuredOutput("grammar", DEEP),
+    "slow tokens": StructuredOutput("regex", "(a{1000}){1000}"),
+    "properties": StructuredOutput.of_json(
+        {"properties": {f"p{i}": {"type": "string"} for i in range(6000)}}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COSTLY)
+def test_a_form_that_takes_too_much_is_refused_in_seconds(kind: str) -> None:
+    tokenizer = qwen_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    started_s = time.monotonic()
+    compiling = grammars.begin(COSTLY[kind])
+    assert grammars.begin(COSTLY[kind]) is compiling, "equal forms are compiled once"
+    good = grammars.begin(FORMS["regex"])
+    with pytest.raises(RequestError, match=r"structured cannot be compiled: .+; change it"):
+        grammars.compiled(COSTLY[kind], compiling)
+    assert grammars.compiled(FORMS["regex"], good).start()
+    assert time.monotonic() - started_s < 40, "three seconds of a processor that others use too"
+    assert grammars.begin(COSTLY[kind]).done(), "what was refused is not tried again"
+    grammars.close()
+
+
+def test_too_many_new_forms_at_once_are_told_to_come_later() -> None:
+    tokenizer = qwen_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
+    grammars.compile(FORMS["regex"])
+    forms = [StructuredOutput("regex", f"a{{{number + 1}}}") for number in range(100)]
+    with pytest.raises(EngineBusy, match="send it again later"):
+        list(map(grammars.begin, forms))
+    assert grammars.begin(FORMS["regex"]).done(), "known ones do not wait"
+    grammars.close()
+
+
+def test_the_process_that_tries_forms_out_is_started_again() -> None:
+    trial = FormTrial()
+    trial.start().kill()
+    with pytest.raises(EngineStopped, match="cannot be tried out now"):
+        trial.check(FORMS["schema"])
+    trial.check(FORMS["schema"])
+    process = trial.start()
+    trial.close()
+    assert process.poll() is not None
+
+
 @pytest.mark.parametrize(
     ("kind", "value"), [("xml", "a"), ("regex", ""), ("regex", 3), ("choice", "[]"), ("json", "x" * 200_001)]
 )
@@ -153,7 +204,7 @@ def test_a_form_with_a_bad_value_names_its_field(kind: Any, value: Any) -> None:
 def test_no_special_token_and_no_padding_inside_a_text() -> None:
     tokenizer = qwen_tokenizer()
     grammars = Grammars(tokenizer, len(tokenizer) + 40, frozenset({tokenizer.eos_token_id, 10**6}))
-    matcher = grammars.matcher(StructuredOutput.of_json({"type": "string"}))
+    matcher = grammars.compile(StructuredOutput.of_json({"type": "string"})).start()
     quote = tokenizer.convert_tokens_to_ids('"')
     row = torch.zeros(len(tokenizer) + 48)
     matcher.edit(row)
@@ -173,7 +224,7 @@ def test_json_is_laid_out_in_one_line_unless_its_schema_says_otherwise() -> None
     brace, line = (tokenizer.convert_tokens_to_ids(piece) for piece in ("{", "Ċ"))
 
     def may_break(schema: dict[str, Any]) -> bool:
-        matcher = grammars.matcher(StructuredOutput.of_json(schema))
+        matcher = grammars.compile(StructuredOutput.of_json(schema)).start()
         matcher.accept(brace)
         row = torch.zeros(len(tokenizer))
         matcher.edit(row)
@@ -189,10 +240,10 @@ def test_matchers_of_one_form_are_apart() -> None:
     grammars = Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
     form = StructuredOutput("regex", "ab")
     a, b = tokenizer("a")["input_ids"][0], tokenizer("b")["input_ids"][0]
-    first = grammars.matcher(form)
+    first = grammars.compile(form).start()
     assert not first.accept(a)
     assert first.accept(b)
-    second = grammars.matcher(form)
+    second = grammars.compile(form).start()
     row = torch.zeros(len(tokenizer))
     second.edit(row)
     assert row[a] == 0
