@@ -1,6 +1,6 @@
 """The door for clips: videos and lists of frames from outside become pictures in the order of time."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from PIL import Image
@@ -8,9 +8,10 @@ from PIL import Image
 from appliance.images import (
     ImageError,
     ImageLimits,
+    bytes_from_data_uri,
     from_base64,
     image_from_bytes,
-    image_from_data_uri,
+    image_size,
     split_data_uri,
 )
 from vision.errors import SourceError
@@ -59,9 +60,9 @@ def clip_from_data_uri(uri: str, fps: float | None, limits: VideoLimits) -> Clip
         raise ImageError(f"the video has more than the {limits.max_bytes} bytes that are accepted")
     if media_type == _FRAMES:
         num_frames = payload.count(",") + 1
-        encoded = payload.split(",", limits.clip.max_frames)
-        decoders = (lambda part=part: _jpeg(part, limits) for part in encoded)
-        return Clip(_pictures(decoders, num_frames, limits), fps or DEFAULT_FPS)
+        parts = payload.split(",", limits.clip.max_frames)
+        encoded = (from_base64(part, limits.max_bytes, "frame") for part in parts)
+        return Clip(_pictures(encoded, num_frames, limits), fps or DEFAULT_FPS)
     if media_type not in _CONTAINERS:
         known = ", ".join([_FRAMES, *_CONTAINERS])
         raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}; it may be {known}")
@@ -77,38 +78,36 @@ def clip_from_frames(uris: Sequence[str], fps: float | None, limits: VideoLimits
     """Frames that are ``data:image/…`` URIs each; raises `ImageError`, which names the frame."""
     if sum(map(len, uris)) > limits.max_bytes * 4 // 3 + 64 * len(uris):
         raise ImageError(f"the video has more than the {limits.max_bytes} bytes that are accepted")
-    decoders = (lambda uri=uri: image_from_data_uri(uri, limits.image) for uri in uris)
-    return Clip(_pictures(decoders, len(uris), limits), fps or DEFAULT_FPS)
+    encoded = (bytes_from_data_uri(uri, limits.image) for uri in uris)
+    return Clip(_pictures(encoded, len(uris), limits), fps or DEFAULT_FPS)
 
 
-def _jpeg(payload: str, limits: VideoLimits) -> Image.Image:
-    return image_from_bytes(from_base64(payload, limits.max_bytes, "frame"), limits.image)
-
-
-def _pictures(
-    decoders: Iterable[Callable[[], Image.Image]], num_frames: int, limits: VideoLimits
-) -> list[Image.Image]:
+def _pictures(encoded: Iterable[bytes], num_frames: int, limits: VideoLimits) -> list[Image.Image]:
     most = limits.clip.max_frames
     if not 2 <= num_frames <= most:
         raise ImageError(f"the video has {num_frames} frames; it may have 2 to {most}")
     frames: list[Image.Image] = []
-    for number, decode in enumerate(decoders, 1):
+    source = iter(encoded)
+    for number in range(1, num_frames + 1):
         try:
-            frames.append(decode())
+            data = next(source)
+            width, height = image_size(data, limits.image)
+            if num_frames * width * height > limits.max_pixels:
+                raise ImageError(
+                    f"it is {width}×{height}; the frames have more than {limits.max_pixels} pixels together; "
+                    "send fewer, or smaller ones"
+                )
+            frames.append(image_from_bytes(data, limits.image))
         except ImageError as error:
             raise ImageError(f"frame {number}: {error}") from error
-        _check_size(frames, limits.max_pixels)
+        _check_size(frames)
     return frames
 
 
-def _check_size(frames: Sequence[Image.Image], max_pixels: int) -> None:
+def _check_size(frames: Sequence[Image.Image]) -> None:
     first, last = frames[0], frames[-1]
     if last.size != first.size:
         raise ImageError(
             f"frame {len(frames)} is {last.width}×{last.height}, the first {first.width}×{first.height}; "
             "the frames of a video have one size"
-        )
-    if len(frames) * last.width * last.height > max_pixels:
-        raise ImageError(
-            f"the frames have more than {max_pixels} pixels together; send fewer, or smaller ones"
         )

@@ -42,7 +42,8 @@ class ImageError(ValueError):
 class ImageLimits:
     """What the door lets through.
 
-    `max_bytes` is the encoded size, `max_pixels` width times height before any scaling. An image
+    `max_bytes` is the encoded size, `max_pixels` width times height before any scaling; what has more than
+    `max_kept_pixels` is made smaller, to no fewer than any vision tower reads of it. An image
     whose sides differ by `max_aspect` times or more is refused. One whose shorter side is under
     `min_side` pixels is enlarged to it, aspect kept, since the vision towers need at least one patch
     of 28 or 32 pixels.
@@ -50,6 +51,7 @@ class ImageLimits:
 
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
+    max_kept_pixels: int = 16_777_216
     max_aspect: float = 200.0
     min_side: int = 32
 
@@ -63,21 +65,21 @@ def image_from_bytes(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image
     Raises `ImageError` for empty, oversized, truncated, unknown or extreme input. Size and shape are
     judged from the header, before pixels are decoded.
     """
-    if not data:
-        raise ImageError("the image is empty (0 bytes)")
-    if len(data) > limits.max_bytes:
-        raise ImageError(
-            f"the image has {len(data)} bytes, more than the {limits.max_bytes} that are accepted"
-        )
-    with _opened(data) as image:
-        _check_header(image.size, limits)
+    with _opened(data, limits) as image:
+        _draft(image, limits.max_kept_pixels)
         _decode(image)
         orientation = _orientation(image)
-        pixels = _flattened(image)
+        pixels = _shrunk(_flattened(image), limits.max_kept_pixels)
     pixels.info = {}  # why: comments, EXIF and colour profiles of the sender go no further
     if orientation in _UPRIGHT:
         pixels = pixels.transpose(_UPRIGHT[orientation])
     return _enlarged(pixels, limits.min_side)
+
+
+def image_size(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[int, int]:
+    """Width and height by the header alone, as the image lies; raises `ImageError` as `image_from_bytes`."""
+    with _opened(data, limits) as image:
+        return image.size
 
 
 def image_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
@@ -85,10 +87,15 @@ def image_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image
 
     Raises `ImageError`, also for a payload that is not base64.
     """
+    return image_from_bytes(bytes_from_data_uri(uri, limits), limits)
+
+
+def bytes_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+    """The encoded image in a `data:image/…;base64,…` URI; raises `ImageError`."""
     media_type, payload = split_data_uri(uri, "an image", "data:image/jpeg;base64,…")
     if not media_type.startswith("image/"):
         raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}, image/… is needed")
-    return image_from_bytes(from_base64(payload, limits.max_bytes, "image"), limits)
+    return from_base64(payload, limits.max_bytes, "image")
 
 
 def split_data_uri(uri: str, what: str, example: str) -> tuple[str, str]:
@@ -136,13 +143,21 @@ def from_base64(payload: str, max_bytes: int, what: str) -> bytes:
         raise ImageError(f"the data: URI is not valid base64 ({error})") from error
 
 
-def _opened(data: bytes) -> Image.Image:
+def _opened(data: bytes, limits: ImageLimits) -> Image.Image:
+    if not data:
+        raise ImageError("the image is empty (0 bytes)")
+    if len(data) > limits.max_bytes:
+        raise ImageError(
+            f"the image has {len(data)} bytes, more than the {limits.max_bytes} that are accepted"
+        )
     try:
-        return Image.open(io.BytesIO(data), formats=_FORMATS)
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
     # why: a Pillow plugin raises whatever its parser trips over (struct.error, KeyError, zlib.error, …);
     # each of them means the same to the sender.
     except Exception as error:
         raise ImageError(f"these {len(data)} bytes are not a {_READABLE} image") from error
+    _check_header(image.size, limits)
+    return image
 
 
 def _check_header(size: tuple[int, int], limits: ImageLimits) -> None:
@@ -157,6 +172,13 @@ def _check_header(size: tuple[int, int], limits: ImageLimits) -> None:
         raise ImageError(
             f"the image is {width}×{height}; sides that differ {limits.max_aspect:g} times are not accepted"
         )
+
+
+def _draft(image: Image.Image, max_pixels: int) -> None:
+    """Have a JPEG decoded at a half, a quarter or an eighth, where that is still enough."""
+    scale = math.sqrt(max_pixels / (image.width * image.height))
+    if scale < 1:
+        image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
 
 
 def _decode(image: Image.Image) -> None:
@@ -193,6 +215,14 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     # why: 16-bit grey arrives as "I;16…" or "I"; `convert` clips it at 255: all but the darkest turns white
     samples = np.asarray(image).astype(np.int64).clip(0, 65535)
     return Image.fromarray((samples >> 8).astype(np.uint8))
+
+
+def _shrunk(image: Image.Image, max_pixels: int) -> Image.Image:
+    scale = math.sqrt(max_pixels / (image.width * image.height))
+    if scale >= 1:
+        return image
+    size = (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
+    return image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
 
 
 def _enlarged(image: Image.Image, min_side: int) -> Image.Image:

@@ -2,12 +2,14 @@
 
 import io
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import av
 import cv2
 from av.container import InputContainer
+from av.video.stream import VideoStream
 
 from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.types import Image
@@ -26,12 +28,16 @@ class ClipLimits:
         max_frames: Frames that are kept.
         max_read: Frames that are decoded for them.
         max_frame_pixels: Of a frame as it was recorded.
+        max_read_pixels: Of all frames that are decoded, as they were recorded.
+        max_read_s: Seconds of computing that reading may take.
         max_kept_pixels: Of a frame that is kept; a larger one is made smaller.
     """
 
     max_frames: int = 64
     max_read: int = 1800
-    max_frame_pixels: int = 50_000_000
+    max_frame_pixels: int = 36_000_000
+    max_read_pixels: int = 6_000_000_000
+    max_read_s: float = 30.0
     max_kept_pixels: int = 768 * 1024
 
 
@@ -50,6 +56,8 @@ class VideoClip(VideoFile):
     def __init__(self, data: bytes, container: str) -> None:
         self._data = data
         self._kind = container
+        self._limits = ClipLimits()
+        self._end_s = math.inf
         super().__init__(Path("the clip"), "")
 
     def _container(self) -> InputContainer:
@@ -57,6 +65,22 @@ class VideoClip(VideoFile):
         options = {"protocol_whitelist": ""}
         data = io.BytesIO(self._data)
         return av.open(data, "r", format=self._kind, options=options, metadata_errors="replace")
+
+    def _begin(self, stream: VideoStream) -> None:
+        # why: clips come from anybody, and one of them must not take the cores of all others
+        stream.codec_context.thread_count = 1
+        self._check_size(stream.codec_context.width, stream.codec_context.height)
+
+    def _go_on(self) -> None:
+        if time.thread_time() > self._end_s:
+            raise SourceUnsupported(
+                f"the clip takes more than {self._limits.max_read_s:g} s to read; cut it, or make it smaller"
+            )
+
+    def _check_size(self, width: int, height: int) -> None:
+        if width * height > self._limits.max_frame_pixels:
+            limit = self._limits.max_frame_pixels
+            raise SourceUnsupported(f"the clip is {width}x{height}, more than {limit} pixels")
 
     def sampled(self, fps: float | None, limits: ClipLimits) -> tuple[list[Image], float]:
         """Frames ``[H, W, 3]`` uint8 BGR, upright, and how many of them make a second.
@@ -67,13 +91,18 @@ class VideoClip(VideoFile):
             SourceUnreadable: not one frame could be decoded.
             SourceUnsupported: a limit is exceeded, or there are fewer than two frames.
         """
-        frames = _EvenFrames(fps, limits)
+        self._limits, self._end_s = limits, time.thread_time() + limits.max_read_s
+        frames, num_pixels = _EvenFrames(fps, limits), 0
         for number, (picture, time_s, stream) in enumerate(self.pictures(), 1):
             if number > limits.max_read:
                 raise SourceUnsupported(f"the clip has more than {limits.max_read} frames; cut it")
-            if picture.width * picture.height > limits.max_frame_pixels:
-                size = f"{picture.width}x{picture.height}"
-                raise SourceUnsupported(f"the clip is {size}, more than {limits.max_frame_pixels} pixels")
+            self._check_size(picture.width, picture.height)
+            num_pixels += picture.width * picture.height
+            if num_pixels > limits.max_read_pixels:
+                raise SourceUnsupported(
+                    f"all frames of the clip have more than {limits.max_read_pixels} pixels together; "
+                    "cut it, or make it smaller"
+                )
             if frames.wants(time_s):
                 frames.add(time_s, _shrunk(upright(picture, stream), limits.max_kept_pixels))
         return frames.result()

@@ -71,7 +71,7 @@ class VideoFile:
         self.num_lost = 0
         with self._open() as container:
             stream = self._video_stream(container)
-            stream.thread_type = "AUTO"
+            self._begin(stream)
             times = _Times(stream, 1 / (self.fps or _DEFAULT_FPS))
             for picture in self._pictures(container, stream):
                 if self._is_closed:
@@ -103,9 +103,17 @@ class VideoFile:
             )
         return stream
 
+    def _begin(self, stream: VideoStream) -> None:
+        """Called before the first packet of an iteration."""
+        stream.thread_type = "AUTO"
+
+    def _go_on(self) -> None:
+        """Called before each packet; what it raises ends the iteration."""
+
     def _pictures(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
         packets = container.demux(stream)
         while True:
+            self._go_on()
             try:
                 packet = next(packets, None)
                 pictures = packet.decode() if packet is not None else []

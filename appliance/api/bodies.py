@@ -6,14 +6,18 @@ from http import HTTPStatus
 from starlette.requests import Request
 
 from appliance.api.errors import ApiError
+from appliance.api.room import BytePlace
 from appliance.api.services import ApiLimits
 
 
-async def read_body(request: Request, limits: ApiLimits) -> bytes:
-    """The whole body; raises `ApiError` (408, 413) when it takes too long or has too many bytes."""
+async def read_body(request: Request, limits: ApiLimits, place: BytePlace) -> bytes:
+    """The whole body, in its `place`.
+
+    Raises `ApiError`: 408 and 413 when it takes too long or has too many bytes, 503 when there is no room.
+    """
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_at_most(request, limits.max_body_bytes)
+            body = await _read_at_most(request, limits.max_body_bytes, place)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_timeout_s:g} s"
         raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, code="body_timeout") from None
@@ -23,13 +27,14 @@ async def read_body(request: Request, limits: ApiLimits) -> bytes:
     return body
 
 
-async def _read_at_most(request: Request, max_bytes: int) -> bytes | None:
+async def _read_at_most(request: Request, max_bytes: int, place: BytePlace) -> bytes | None:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         return None
     body = bytearray()
     async for piece in request.stream():
-        body += piece
-        if len(body) > max_bytes:
+        if place.size + len(piece) > max_bytes:
             return None
+        place.grow(len(piece))
+        body += piece
     return bytes(body)

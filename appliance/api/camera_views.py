@@ -78,7 +78,8 @@ def _changes(services: Services) -> CameraChanges:
 
 async def _keys(request: Request, services: Services) -> dict[str, Any]:
     try:
-        keys = json.loads(await read_body(request, services.limits))
+        with services.bodies.place() as place:
+            keys = json.loads(await read_body(request, services.limits, place))
     except ValueError as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(keys, dict):

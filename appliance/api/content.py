@@ -1,33 +1,38 @@
 """From the messages of a chat request to those of the engine, with images and videos as pictures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-from PIL import Image
-
 from appliance.api.errors import ApiError, bad_request
+from appliance.api.pictures import Pictures, camera_name
 from appliance.api.schemas import Message, Part
 from appliance.api.services import ApiLimits, Services
-from appliance.clips import CLIP_FORM, Clip, VideoLimits, clip_from_data_uri, clip_from_frames
-from appliance.images import ImageError, ImageLimits, image_from_bytes, image_from_data_uri
+from appliance.clips import CLIP_FORM
 
-_CAMERA_SCHEME = "camera://"
 _ROLES = {"developer": "system"}
 
 
-async def engine_messages(messages: Sequence[Message], services: Services) -> list[dict[str, Any]]:
-    """The engine's form of `messages`; images are decoded in a thread.
+async def engine_messages(
+    messages: Sequence[Message], services: Services, held: AsyncExitStack
+) -> list[dict[str, Any]]:
+    """The engine's form of `messages`; images are decoded in a thread, as soon as there is room for pixels.
 
-    Raises `ApiError` that names the part: 400 for what is no image or not allowed, 503 for a camera
-    that has no frame yet.
+    `held` gets the room, which is to be given back when the pixels are gone. Raises `ApiError` that names the
+    part: 400 for what is no image or not allowed, 503 for a camera that has no frame yet.
     """
     _check_parts(messages, services.limits)
     frames: dict[str, bytes] = {}
     for where, _, part in _parts(messages):
-        name = _camera_name(part)
+        name = camera_name(part)
         if name is not None and name not in frames:
             frames[name] = await _frame(name, f"{where}.{part.type}", services)
-    return await services.in_thread(lambda: _build(messages, frames, services.limits))
+    pictures = Pictures(services.limits, frames)
+    await services.in_thread(lambda: _measured(messages, pictures))
+    place = await held.enter_async_context(services.pixels.place(pictures.num_needed))
+    built = await services.in_thread(lambda: _build(messages, pictures))
+    place.shrink(pictures.num_kept)
+    return built
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, Message, Part]]:
@@ -55,7 +60,7 @@ def _check_parts(messages: Sequence[Message], limits: ApiLimits) -> None:
 
 def _check_url(url: str, part: Part, where: str) -> None:
     scheme = url[:8].partition(":")[0].lower()
-    if scheme == "data" or _camera_name(part) is not None:
+    if scheme == "data" or camera_name(part) is not None:
         return
     what, allowed, form = (
         ("videos", "data: URIs", CLIP_FORM)
@@ -72,14 +77,6 @@ def _check_url(url: str, part: Part, where: str) -> None:
     raise bad_request(f"{where}: {reason}; send {form}", param=where, code=code)
 
 
-def _camera_name(part: Part) -> str | None:
-    if part.type == "camera":
-        return part.camera
-    url = part.image_url.url if part.type == "image_url" and part.image_url else ""
-    is_camera = url[: len(_CAMERA_SCHEME)].lower() == _CAMERA_SCHEME
-    return url[len(_CAMERA_SCHEME) :].rstrip("/") if is_camera else None
-
-
 async def _frame(name: str, where: str, services: Services) -> bytes:
     try:
         return (await services.camera_frame(name)).jpeg
@@ -89,45 +86,16 @@ async def _frame(name: str, where: str, services: Services) -> bytes:
         raise bad_request(error.message, param=where, code=error.code) from None
 
 
-def _build(
-    messages: Sequence[Message], frames: Mapping[str, bytes], limits: ApiLimits
-) -> list[dict[str, Any]]:
+def _measured(messages: Sequence[Message], pictures: Pictures) -> None:
+    for where, _, part in _parts(messages):
+        pictures.measure(part, where)
+
+
+def _build(messages: Sequence[Message], pictures: Pictures) -> list[dict[str, Any]]:
     built = []
     for i, message in enumerate(messages):
-        parts = [
-            _build_part(part, f"messages[{i}].content[{j}]", frames, limits)
-            for j, part in enumerate(message.content)
-        ]
+        parts = [pictures.part(part, f"messages[{i}].content[{j}]") for j, part in enumerate(message.content)]
         is_text_only = len(parts) == 1 and parts[0]["type"] == "text"
         content = parts[0]["text"] if is_text_only else parts
         built.append({"role": _ROLES.get(message.role, message.role), "content": content})
     return built
-
-
-def _build_part(part: Part, where: str, frames: Mapping[str, bytes], limits: ApiLimits) -> dict[str, Any]:
-    if part.type == "text":
-        return {"type": "text", "text": part.text}
-    field = f"{where}.{part.type}"
-    try:
-        if part.is_video:
-            clip = _clip(part, limits.video)
-            return {"type": "video", "frames": clip.frames, "fps": clip.fps}
-        return {"type": "image", "image": _image(part, frames, limits.image)}
-    except ImageError as error:
-        code = "invalid_video" if part.is_video else "invalid_image"
-        raise bad_request(f"{field}: {error}", param=field, code=code) from None
-
-
-def _clip(part: Part, limits: VideoLimits) -> Clip:
-    if part.video is not None and part.type == "video":
-        return clip_from_frames(part.video, part.fps, limits)
-    assert part.video_url is not None
-    return clip_from_data_uri(part.video_url.url, part.video_url.fps or part.fps, limits)
-
-
-def _image(part: Part, frames: Mapping[str, bytes], limits: ImageLimits) -> Image.Image:
-    name = _camera_name(part)
-    if name is not None:
-        return image_from_bytes(frames[name], limits)
-    assert part.image_url is not None
-    return image_from_data_uri(part.image_url.url, limits)

@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 
 from appliance.api.errors import not_found, unavailable
+from appliance.api.room import ByteRoom, Room
 from appliance.board import ShownFrame
 from appliance.clips import VideoLimits
 from appliance.describe_books import DescribeStats
@@ -95,14 +96,19 @@ class ApiLimits:
     """How much one client, and all of them together, may ask for.
 
     `max_chats` run or wait at once, beyond it they get a 503 before their body is read; `max_decodes`
-    requests are parsed and their images decoded at once, in threads. A body that takes longer than
-    `body_timeout_s` to arrive is given up, so that slow senders cannot hold all places.
+    requests are parsed and their images decoded at once, in threads. The pictures of a request may have
+    `max_pixels` together; `max_pixels_in_hand` of all requests are in memory until the engine has them, and
+    `max_bytes_in_hand` of their bodies: more pixels wait, more bytes are refused (503). A body that takes
+    longer than `body_timeout_s` to arrive is given up, so that slow senders cannot hold all places.
     """
 
     max_chats: int = 64
     max_decodes: int = 4
     max_body_bytes: int = 32 * 2**20
     body_timeout_s: float = 60.0
+    max_bytes_in_hand: int = 256 * 2**20
+    max_pixels: int = 100_000_000
+    max_pixels_in_hand: int = 300_000_000
     max_images: int = 16
     max_videos: int = 4
     image: ImageLimits = field(default_factory=ImageLimits)
@@ -140,6 +146,8 @@ class Services:
         self.model_names = (model_name or shown_model_name(engine.model_name), *aliases)
         self.started_at = int(time.time())
         self.num_chats = 0
+        self.pixels = Room(limits.max_pixels_in_hand)
+        self.bodies = ByteRoom(limits.max_bytes_in_hand)
         self.is_stopping = False
         self._complain_at: dict[str, float] = {}
         self._decode_slots = anyio.CapacityLimiter(limits.max_decodes)

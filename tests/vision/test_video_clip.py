@@ -77,6 +77,8 @@ def test_pictures_are_upright_and_small_enough(tmp_path: Path) -> None:
     [
         (ClipLimits(max_read=5), "more than 5 frames; cut it"),
         (ClipLimits(max_frame_pixels=3000), "64x48, more than 3000 pixels"),
+        (ClipLimits(max_read_pixels=20_000), "more than 20000 pixels together; cut it"),
+        (ClipLimits(max_read_s=0.0), "more than 0 s to read; cut it, or make it smaller"),
     ],
 )
 def test_limits(tmp_path: Path, limits: ClipLimits, message: str) -> None:

@@ -208,7 +208,7 @@ def test_decoding_does_not_hold_up_the_others(servers: Servers, monkeypatch: pyt
         answered.wait(PATIENCE_S)
         raise RuntimeError("never mind")
 
-    monkeypatch.setattr("appliance.api.content.image_from_data_uri", slow)
+    monkeypatch.setattr("appliance.api.pictures.bytes_from_data_uri", slow)
     content = [{"type": "image_url", "image_url": {"url": data_uri(b"x")}}]
     body = json.dumps(ENDLESS | {"messages": [{"role": "user", "content": content}]}).encode()
     with post(server, body):

@@ -140,12 +140,16 @@ def test_what_is_no_video_is_refused(
 def test_limits_of_a_request(servers: Servers) -> None:
     """Videos, bytes and pixels together have limits, each with its own message."""
     video = VideoLimits(max_bytes=20_000, max_pixels=3 * SIZE[0] * SIZE[1])
-    running = servers.start(limits=ApiLimits(max_videos=2, video=video))
+    running = servers.start(limits=ApiLimits(max_videos=2, video=video, max_pixels=5 * SIZE[0] * SIZE[1]))
     clip = as_list([frame(1)] * 2)
     parts = {
         "more than 2 videos in one request": [clip] * 3,
         "the video has more than the 20000 bytes": [as_list([encoded(noise(), "PNG")] * 2)],
         "more than 18432 pixels together": [as_list([frame(1)] * 4)],
+        "messages[0].content[1].video: with it the pictures of this request have more than 30720": [
+            as_list([frame(1)] * 3),
+            as_list([frame(1)] * 3),
+        ],
     }
     with httpx.Client(base_url=running.url, timeout=60) as http:
         for message, content in parts.items():
