@@ -200,8 +200,8 @@ async def _follow(reader: ResultReader, store: Callable[[Result], object], event
     mark = f"{reader.stream} of {reader.outage.url}"
     last_id = events.mark(mark) or "0-0"
     while True:
-        found = await reader.read(last_id, READ_BLOCK_MS)
         try:
+            found = await reader.read(last_id, READ_BLOCK_MS)
             for result in found:
                 _store_result(reader, result, store)
             if found:
@@ -209,6 +209,9 @@ async def _follow(reader: ResultReader, store: Callable[[Result], object], event
                 last_id = found[-1].entry_id
         except EventStoreError as error:
             logger.error("%s waits until events can be stored: %s", reader.stream, error)
+            await asyncio.sleep(STORE_AGAIN_S)
+        except QueueError as error:
+            logger.error("%s is not followed: %s", reader.stream, error)
             await asyncio.sleep(STORE_AGAIN_S)
 
 
@@ -267,8 +270,11 @@ async def _announce(server: ApiServer, board: BoardReader, on_ready: Callable[[s
 
 async def _keep_running(redis: EmbeddedServer) -> None:
     while True:
-        if redis.ensure_running():
-            logger.error("the embedded Valkey had ended and was started again")
+        try:
+            if redis.ensure_running():
+                logger.error("the embedded Valkey had ended and was started again")
+        except (QueueError, OSError) as error:
+            logger.error("the embedded Valkey had ended and cannot be started: %s", error)
         await asyncio.sleep(WATCH_EVERY_S)
 
 

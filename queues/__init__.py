@@ -19,6 +19,7 @@ from queues.errors import (
     QueueFull,
     QueueUnavailable,
     ServerError,
+    ServerRefuses,
     ServerStartFailed,
     ServerTooOld,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "Result",
     "ResultReader",
     "ServerError",
+    "ServerRefuses",
     "ServerStartFailed",
     "ServerTooOld",
     "connect",

@@ -22,7 +22,7 @@ from redis.sentinel import (
 
 from queues.address import Address, parse_address, safe_url
 from queues.config import QueueConfig
-from queues.errors import QueueError, QueueFull, QueueUnavailable, ServerError, ServerTooOld
+from queues.errors import QueueError, QueueFull, QueueUnavailable, ServerRefuses, ServerTooOld
 
 logger = logging.getLogger("queues")
 
@@ -32,8 +32,52 @@ OLDEST_VERSION = (7, 0)
 _LONGEST_LOOKUP_S = 1.0
 _READ_SIZE = 2**18
 
-UNREACHABLE = (redis.ConnectionError, redis.TimeoutError, redis.ReadOnlyError, OSError)
-"""Errors of the way to the server, or of one that is starting or switching roles: waiting may cure them."""
+CURABLE = (QueueUnavailable, QueueFull, ServerRefuses)
+"""What may pass while the same call is made again, by itself or by the server's operator."""
+
+_Kinds = tuple[type[Exception], ...]
+
+# why: some errors have no class in the client library and are known by how they begin; what a script must
+# not do is said by each server in words of its own.
+_MEANINGS: tuple[tuple[_Kinds, tuple[str, ...], type[QueueError], str], ...] = (
+    (
+        (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError),
+        ("Protocol error: unauthenticated",),
+        ServerRefuses,
+        "the server at {} refuses the user name or password: {}",
+    ),
+    (
+        (redis.exceptions.NoPermissionError,),
+        ("ACL failure in script", "The user executing the script can't"),
+        ServerRefuses,
+        "the server at {} does not permit what the queue needs: {}",
+    ),
+    ((), ("MISCONF ",), ServerRefuses, "the server at {} does not write: {}"),
+    ((redis.OutOfMemoryError,), (), QueueFull, "the server at {} is out of memory: {}"),
+    (
+        (MasterNotFoundError, AsyncMasterNotFoundError),
+        (),
+        QueueUnavailable,
+        "the queue at {} cannot be reached: no Sentinel names a master",
+    ),
+    (
+        (redis.ConnectionError, redis.TimeoutError, OSError),
+        (),
+        QueueUnavailable,
+        "the queue at {} cannot be reached: {}",
+    ),
+    (
+        (
+            redis.ReadOnlyError,
+            redis.exceptions.ClusterDownError,
+            redis.exceptions.MasterDownError,
+            redis.exceptions.TryAgainError,
+        ),
+        ("BUSY ", "NOREPLICAS ", "UNKILLABLE "),
+        QueueUnavailable,
+        "the queue at {} cannot be used now: {}",
+    ),
+)
 
 
 class _MasterConnection(SentinelManagedConnection):
@@ -163,13 +207,9 @@ def check_server(info: Mapping[str, Any], url: str) -> None:
 
 def translate(error: Exception, url: str) -> QueueError:
     """One of our errors for one of Redis'; the address in it has no password."""
-    where = safe_url(url)
-    if isinstance(error, redis.exceptions.AuthenticationError | redis.exceptions.AuthorizationError):
-        return ServerError(f"the server at {where} refuses the user name or password: {error}")
-    if isinstance(error, redis.OutOfMemoryError):
-        return QueueFull(f"the server at {where} is out of memory: {error}")
-    if isinstance(error, MasterNotFoundError | AsyncMasterNotFoundError):
-        return QueueUnavailable(f"the queue at {where} cannot be reached: no Sentinel names a master")
-    if isinstance(error, UNREACHABLE):
-        return QueueUnavailable(f"the queue at {where} cannot be reached: {error}")
-    return QueueError(f"the queue at {where} answered: {error}")
+    if isinstance(error, redis.ConnectionError) and isinstance(error.__cause__, redis.RedisError):
+        error = error.__cause__
+    for kinds, beginnings, meaning, text in _MEANINGS:
+        if isinstance(error, kinds) or str(error).startswith(beginnings):
+            return meaning(text.format(safe_url(url), error))
+    return QueueError(f"the queue at {safe_url(url)} answered: {error}")

@@ -132,7 +132,7 @@ class JobConsumer:
     async def finish(self, delivery: Delivery, result: bytes) -> bool:
         """Store the result and acknowledge the job in one step; False when the job has a result already.
 
-        Waits through an outage of up to `outage_patience_s`, then raises `QueueUnavailable`; may be repeated.
+        Waits through an outage of up to `outage_patience_s`, then raises a `QueueError`; may be repeated.
         """
         job, config = delivery.job, self.config
         answer = await self._settle(
@@ -273,9 +273,14 @@ class JobConsumer:
         return deliveries
 
     async def _settle(self, script: str, delivery: Delivery, *arguments: Argument) -> Any:
-        answer = await self._link.insist(
-            lambda: self._link.run(script, self.name, delivery.entry_id, *arguments)
-        )
+        try:
+            answer = await self._link.insist(
+                lambda: self._link.run(script, self.name, delivery.entry_id, *arguments)
+            )
+        except QueueError:
+            # why: its lease is renewed no more, so that it comes again.
+            self._held.pop(delivery.entry_id, None)
+            raise
         self._held.pop(delivery.entry_id, None)
         return answer
 

@@ -1,10 +1,11 @@
 """Errors of the queue, one tree.
 
 QueueError
-├── QueueUnavailable      the server cannot be reached or does not answer in time
+├── QueueUnavailable      the server cannot be reached, does not answer in time, or cannot do it now
 ├── QueueFull             no room came free in time (`when_full="wait"`), or the server's memory is full
 ├── JobTooLarge           a body over `QueueConfig.max_body_bytes`
 └── ServerError           a server that cannot be used
+    ├── ServerRefuses     its operator has to change something: a password, a permission, its disk
     ├── ServerTooOld      its version lacks what the queue needs
     └── ServerStartFailed the embedded server did not come up
 """
@@ -15,7 +16,7 @@ class QueueError(Exception):
 
 
 class QueueUnavailable(QueueError):
-    """The server cannot be reached or did not answer in time; the same call may be made again."""
+    """The server cannot be reached, did not answer in time, or is busy; the same call may be made again."""
 
 
 class QueueFull(QueueError):
@@ -28,6 +29,10 @@ class JobTooLarge(QueueError):
 
 class ServerError(QueueError):
     """The server cannot be used at all; trying again does not help."""
+
+
+class ServerRefuses(ServerError):
+    """The server answers and refuses, until its operator changes something; the same call helps then."""
 
 
 class ServerTooOld(ServerError):

@@ -9,8 +9,7 @@ import redis
 import redis.asyncio
 
 from queues.config import QueueConfig
-from queues.connection import check_server, connect_async, connect_reader, translate
-from queues.errors import QueueUnavailable
+from queues.connection import CURABLE, check_server, connect_async, connect_reader, translate
 from queues.outage import Outage
 from queues.pipe import Argument, exchange
 
@@ -73,7 +72,8 @@ class Link:
     async def ask(self, action: Callable[[], Awaitable[T]]) -> T | None:
         """What `action` answers, or None when the group was gone (it is there again now).
 
-        Raises `QueueUnavailable` when the server cannot be reached, another `QueueError` for its refusal.
+        Raises `QueueUnavailable` when the server cannot be reached or is busy, another `QueueError` for its
+        refusal.
         """
         try:
             answer = await _cancellable(action)
@@ -146,7 +146,8 @@ class Link:
     async def poll(self, attempt: Callable[[float], Awaitable[list[T]]], block_ms: float) -> list[T]:
         """Call `attempt(seconds left)` until it yields something or `block_ms` are over.
 
-        An outage yields nothing; the pauses between tries grow to seconds.
+        An outage, or a refusal that its operator may end, yields nothing; the pauses between tries grow to
+        seconds.
         """
         deadline = time.monotonic() + block_ms / 1000
         while True:
@@ -155,18 +156,18 @@ class Link:
             if not self.outage.delay_s:
                 try:
                     found = await attempt(max(0.0, deadline - time.monotonic()))
-                except QueueUnavailable:
+                except CURABLE:
                     continue
             if found or time.monotonic() >= deadline:
                 return found
 
     async def insist(self, action: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `action` through an outage of up to `outage_patience_s`, then raise `QueueUnavailable`."""
+        """Repeat `action` through an outage of up to `outage_patience_s`, then raise what it was."""
         deadline = time.monotonic() + self.config.outage_patience_s
         while True:
             try:
                 return await action()
-            except QueueUnavailable:
+            except CURABLE:
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(self.outage.delay_s)

@@ -16,12 +16,14 @@ _LOG_EVERY_S = 10.0
 class Outage:
     """Follows the answers and failures of one connection to the server at `url`.
 
-    Logs the first failure, then at most one line in ten seconds, then the recovery.
+    Logs the first failure, then at most one line in ten seconds, then the recovery. `reason` is the newest
+    failure's.
     """
 
     def __init__(self, url: str) -> None:
         self.url = safe_url(url)
         self.num_failures = 0
+        self.reason = ""
         self._last_answer = time.monotonic()
         self._next_try = self._next_log = float("-inf")
         self._is_logged = False
@@ -50,6 +52,7 @@ class Outage:
         The next try waits `cost_s` at least: what a blocking caller lost on this one.
         """
         self.num_failures += 1
+        self.reason = str(error)
         now = time.monotonic()
         longest = min(_FIRST_DELAY_S * 2.0 ** min(self.num_failures - 1, 10), _LONGEST_DELAY_S)
         self._next_try = now + max(cost_s, longest * random.uniform(0.75, 1.0))

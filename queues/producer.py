@@ -10,7 +10,7 @@ import redis
 
 from queues import scripts
 from queues.config import QueueConfig
-from queues.connection import UNREACHABLE, check_server, connect, translate
+from queues.connection import CURABLE, check_server, connect, translate
 from queues.errors import JobTooLarge, QueueFull, QueueUnavailable
 from queues.outage import Outage
 from queues.pipe import Argument, Pipe
@@ -137,14 +137,16 @@ class JobProducer:
 
     def _call(self, script: Callable[..., Any], arguments: list[Argument]) -> Any:
         if self.outage.delay_s:
-            raise QueueUnavailable(f"the queue at {self.outage.url} did not answer a moment ago")
+            raise QueueUnavailable(
+                f"the queue at {self.outage.url} failed a moment ago: {self.outage.reason}"
+            )
         started = time.monotonic()
         try:
             answer = script(self._keys, [self.config.group, "", *arguments])
-        except UNREACHABLE as error:
-            self.outage.bad(error, cost_s=time.monotonic() - started)
-            raise translate(error, self._url) from error
-        except redis.RedisError as error:
-            raise translate(error, self._url) from error
+        except (redis.RedisError, OSError) as error:
+            failed = translate(error, self._url)
+            if isinstance(failed, CURABLE) and not isinstance(failed, QueueFull):
+                self.outage.bad(error, cost_s=time.monotonic() - started)
+            raise failed from error
         self.outage.good()
         return answer

@@ -365,7 +365,8 @@ STATUS = (
     LINES
     + """
 -- Returns length, pending, dead, age of the oldest entry in ms, counts as a flat list, and by key (name,
--- number of waiting jobs, ms that the first has waited for its turn)... Read only.
+-- number of waiting jobs, ms that the first has waited for its turn)..., and why the server takes nothing
+-- now, '' when it does. Changes nothing.
 local now, age, waiting = now_ms(), 0, {}
 local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
 if oldest then age = now - tonumber(string.match(oldest[1], '^%d+')) end
@@ -376,7 +377,10 @@ for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
   waiting[#waiting + 1] = {key, redis.call('ZCARD', line(key)), math.floor(now - tonumber(head[2]) / 1000)}
 end
 local length, num_dead = redis.call('XLEN', stream), redis.call('XLEN', dead)
-return {length, pending, num_dead, age, redis.call('HGETALL', counts), waiting}
+-- why: a server that is full, or cannot save, still reads; to add nothing to no key leaves none behind.
+local added = redis.pcall('SETRANGE', own('probe'), 0, '')
+local refusal = type(added) == 'table' and added.err or ''
+return {length, pending, num_dead, age, redis.call('HGETALL', counts), waiting, refusal}
 """
 )
 

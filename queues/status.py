@@ -9,7 +9,7 @@ _DROPPED = "dropped:"
 
 def parse_status(reply: list[Any]) -> QueueStatus:
     """A `QueueStatus` of the STATUS script's reply."""
-    length, pending, dead, oldest_age_ms, flat, waiting = reply
+    length, pending, dead, oldest_age_ms, flat, waiting, refusal = reply
     counts = {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
     return QueueStatus(
         depth=max(0, length - pending),
@@ -24,4 +24,5 @@ def parse_status(reply: list[Any]) -> QueueStatus:
         dropped={k.removeprefix(_DROPPED): n for k, n in counts.items() if k.startswith(_DROPPED)},
         waiting={key.decode(): number for key, number, _ in waiting},
         longest_wait_s=max((wait_ms for _, _, wait_ms in waiting), default=0) / 1000,
+        refusal=refusal.decode() or None,
     )

@@ -55,7 +55,8 @@ class QueueStatus:
     `depth` jobs wait, `pending` are with workers, `dead` lie in the dead-letter stream, `num_bytes` is the
     size of all bodies that wait or are pending. `dropped` maps a reason to a count: `overflow`, `replaced`,
     `expired`, `dead`, and the reasons that producers and workers add themselves. `waiting` has the depth by
-    key, `longest_wait_s` is how long the most patient of these waits for its turn.
+    key, `longest_wait_s` is how long the most patient of these waits for its turn. `refusal` is why the
+    server takes no jobs now, as when its memory is full; None when it does.
     """
 
     depth: int
@@ -70,6 +71,7 @@ class QueueStatus:
     dropped: Mapping[str, int] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
     longest_wait_s: float = 0.0
+    refusal: str | None = None
 
     @property
     def num_dropped(self) -> int:

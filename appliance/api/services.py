@@ -22,6 +22,7 @@ from appliance.images import ImageLimits
 from appliance.jobs import CameraStatus
 from appliance.metrics import CameraTotals
 from appliance.model_names import shown_model_name
+from queues.errors import QueueError
 from queues.types import QueueStatus
 from vlm_engine import EngineStats, EngineStopped, GenerationRequest, StepTrace, TokenEvent
 
@@ -149,6 +150,7 @@ class Services:
         self.pixels = Room(limits.max_pixels_in_hand)
         self.bodies = ByteRoom(limits.max_bytes_in_hand)
         self.is_stopping = False
+        self.problems: dict[str, str] = {}
         self._complain_at: dict[str, float] = {}
         self._decode_slots = anyio.CapacityLimiter(limits.max_decodes)
 
@@ -207,6 +209,7 @@ class Services:
         try:
             return await asyncio.wait_for(answer, _STATUS_TIMEOUT_S)
         except Exception as error:
+            self.problems[what] = str(error) if isinstance(error, QueueError) else "does not answer"
             now = time.monotonic()
             # why: whoever watches asks again and again, and the log has other things to tell.
             if now >= self._complain_at.get(what, 0.0):

@@ -112,7 +112,10 @@ async def _queue_health(services: Services) -> dict[str, Any]:
     status = await services.queue_now()
     # why: the commands that an operator types find the embedded server by it; only our own user may connect.
     embedded = {"embedded_url": services.embedded_url} if services.embedded_url else {}
-    return embedded | ({"error": "does not answer"} if status is None else {"status": "ok"} | asdict(status))
+    if status is None:
+        return embedded | {"error": services.problems["queue"]}
+    problem = {"error": f"takes no jobs: {status.refusal}"} if status.refusal else {"status": "ok"}
+    return embedded | problem | asdict(status)
 
 
 async def _camera_health(services: Services) -> dict[str, Any]:

@@ -161,8 +161,16 @@ async def a_queue() -> QueueStatus:
     return QueueStatus(3, 1, 2, 999, 9, 5, 0, 0, 1.5, {"dead": 2})
 
 
+async def a_full_queue() -> QueueStatus:
+    return QueueStatus(3, 1, 0, 999, 9, 5, 0, 0, 1.5, refusal="OOM command not allowed")
+
+
 async def no_queue() -> QueueStatus:
-    raise QueueUnavailable("redis://john.doe:p@ss@10.0.0.1 refused")
+    raise QueueUnavailable("the queue at redis://10.0.0.1 cannot be used now: BUSY")
+
+
+async def broken_queue() -> QueueStatus:
+    raise OSError("redis://john.doe:p@ss@10.0.0.1 refused")
 
 
 def test_health_with_a_queue(servers: Servers) -> None:
@@ -173,12 +181,23 @@ def test_health_with_a_queue(servers: Servers) -> None:
     servers.stop(running)
 
 
+@pytest.mark.parametrize(
+    ("queue_status", "reason"),
+    [(a_full_queue, "takes no jobs: OOM command not allowed"), (broken_queue, "does not answer")],
+)
+def test_health_says_what_is_wrong_with_the_queue(servers: Servers, queue_status: Any, reason: str) -> None:
+    running = servers.start(queue_status=queue_status)
+    health = httpx.get(f"{running.url}/health").json()
+    assert (health["status"], health["queue"]["error"]) == ("degraded", reason)
+    servers.stop(running)
+
+
 def test_a_queue_that_is_away_does_not_end_chat(servers: Servers) -> None:
     running = servers.start(queue_status=no_queue)
     reply = httpx.get(f"{running.url}/health")
     assert reply.status_code == 200
     assert reply.json()["status"] == "degraded"
-    assert reply.json()["queue"] == {"error": "does not answer"}
+    assert reply.json()["queue"] == {"error": "the queue at redis://10.0.0.1 cannot be used now: BUSY"}
     running.cameras.failure = QueueUnavailable("redis://john.doe:p@ss@10.0.0.1 refused")
     assert httpx.get(f"{running.url}/health").json()["cameras"] == {"error": "unknown"}
     cameras = httpx.get(f"{running.url}/v1/cameras")
