@@ -80,6 +80,14 @@ class AccessGuard:
         )
 
 
+def _host(address: str) -> str:
+    """The host of an address from a header, empty where that is none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
+
+
 def _is_open(path: str) -> bool:
     return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
@@ -87,10 +95,9 @@ def _is_open(path: str) -> bool:
 def _foreign_page(headers: Headers) -> ApiError | None:
     # why: without a key the browser of somebody on this machine is the way in: a page from elsewhere may
     # post here (Origin), or let its own name resolve to 127.0.0.1 and read everything (Host).
-    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
     origin = headers.get("origin")
-    is_own_page = origin is None or is_loopback(urlsplit(origin).hostname or "")
-    if is_loopback(host) and is_own_page:
+    is_own_page = origin is None or is_loopback(_host(origin))
+    if is_loopback(_host(f"//{headers.get('host', '')}")) and is_own_page:
         return None
     return ApiError(
         HTTPStatus.FORBIDDEN,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from pydantic import SecretStr
 
 from appliance.api import ApiLimits, ApiServer, allow_camera_changes, create_app, show_failures
+from appliance.api.connections import Patience
 from appliance.api.services import CameraChanges, Services
 from appliance.board import AskedTooOftenError, ShownFrame
 from appliance.describe_books import DescribeStats
@@ -121,11 +122,12 @@ class Servers:
         queue_status: Callable[[], Coroutine[Any, Any, QueueStatus]] | None = None,
         metrics_per_camera: bool = False,
         camera_changes: CameraChanges | None = None,
+        patience: Patience | None = None,
     ) -> Running:
         """A server that answers."""
         key = SecretStr(api_key) if api_key else None
         settings = ServerSettings(port=0, api_key=key, metrics_per_camera=metrics_per_camera)
-        return self.thread.call(self._start(settings, limits, queue_status, camera_changes))
+        return self.thread.call(self._start(settings, limits, queue_status, camera_changes, patience))
 
     def stop(self, running: Running) -> float:
         """Shut a server down; the seconds that it took."""
@@ -146,6 +148,7 @@ class Servers:
         limits: ApiLimits | None,
         queue_status: Any,
         camera_changes: CameraChanges | None,
+        patience: Patience | None,
     ) -> Running:
         events, cameras = EventStore(), two_cameras()
         app = create_app(
@@ -162,7 +165,7 @@ class Servers:
         show_failures(app, {"output webhook": 2})
         if camera_changes is not None:
             allow_camera_changes(app, camera_changes)
-        server = ApiServer(app, settings)
+        server = ApiServer(app, settings, patience)
         finished = asyncio.ensure_future(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
