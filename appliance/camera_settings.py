@@ -90,19 +90,28 @@ def complete(cameras: dict[str, CameraSettings], common: ViewSettings) -> dict[s
     Raises `ValueError` with one line a problem: a name that could not stand in a path or key, coordinates or
     names that mean nothing. A line that begins with a dot goes on the path of the cameras.
     """
-    complete = {name: _completed(camera, common) for name, camera in cameras.items()}
-    problems = [f".{name}{problem}" for name, camera in complete.items() for problem in camera.problems()]
-    problems += [
-        f"camera name {name!r}: use letters, digits, '-' and '_'" for name in cameras if not _is_plain(name)
-    ]
-    if problems:
+    complete = completed(cameras, common)
+    if problems := misfits(complete):
         raise ValueError("\n".join(problems))
     return complete
 
 
-def _completed(camera: CameraSettings, common: ViewSettings) -> CameraSettings:
+def misfits(cameras: Mapping[str, CameraSettings]) -> list[str]:
+    """What `complete` would raise, of cameras that are complete."""
+    problems = [f".{name}{problem}" for name, camera in cameras.items() for problem in camera.problems()]
+    problems += [
+        f"camera name {name!r}: use letters, digits, '-' and '_'" for name in cameras if not _is_plain(name)
+    ]
+    return problems
+
+
+def completed(cameras: Mapping[str, CameraSettings], common: ViewSettings) -> dict[str, CameraSettings]:
+    """The same as `complete`, with whatever mistakes there are."""
     shared = {name: getattr(common, name) for name in ViewSettings.model_fields}
-    return inherit(CameraSettings.model_construct(**shared, source=camera.source), camera)
+    return {
+        name: inherit(CameraSettings.model_construct(**shared, source=camera.source), camera)
+        for name, camera in cameras.items()
+    }
 
 
 def _is_plain(name: str) -> bool:

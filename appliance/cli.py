@@ -13,6 +13,7 @@ from appliance.command_line import (
     ConfigOption,
     Overrides,
     VlmOption,
+    load_checked,
     load_given,
     readable_errors,
 )
@@ -152,7 +153,7 @@ def serve(
         "redis": {"url": redis},
     }
     with readable_errors():
-        settings = load_given(config, overrides)
+        settings = load_checked(config, overrides)
         from appliance.ports import listen
 
         with listen(settings.server) as listener:
@@ -167,7 +168,7 @@ def ingest(config: ConfigOption = None, detector: DetectorOption = None, redis: 
     """Run the vision worker alone: the configured cameras into the Redis of an appliance elsewhere."""
     with readable_errors():
         overrides: Overrides = {"detector": {"model": detector}, "redis": {"url": redis}}
-        settings = load_given(config, overrides)
+        settings = load_checked(config, overrides, is_worker=True)
         from appliance.ingest import run_ingest
 
         run_ingest(settings, load=lambda: load_given(config, overrides))
@@ -212,7 +213,7 @@ def demo(
 ) -> None:
     """Show the appliance at work: two cameras described and asked about, live in the terminal."""
     with readable_errors():
-        settings = load_given(config, {"server": {"port": port}})
+        settings = load_checked(config, {"server": {"port": port}})
         from appliance.demo.run import run_demo
 
         run_demo(settings, seconds)

@@ -27,11 +27,28 @@ def load_given(config: Path | None, overrides: Overrides) -> Any:
     """The settings of `config` under those `overrides` that are not None; raises `SettingsError`."""
     from appliance.settings import load_settings
 
+    return load_settings(config, _given(overrides))
+
+
+def load_checked(config: Path | None, overrides: Overrides, *, is_worker: bool = False) -> Any:
+    """The same, looked at closely: what a start would meet later is told now; raises `SettingsError`.
+
+    With `is_worker` only what cameras need is looked at.
+    """
+    from appliance.settings_check import ALL_CHECKS, CAMERA_CHECKS, load_checked
+
+    checks = CAMERA_CHECKS if is_worker else ALL_CHECKS
+    return load_checked(
+        config, _given(overrides), checks, lambda text: typer.echo(f"appliance: {text}", err=True)
+    )
+
+
+def _given(overrides: Overrides) -> dict[str, Any]:
     given = {
         part: {key: value for key, value in values.items() if value is not None}
         for part, values in overrides.items()
     }
-    return load_settings(config, {part: values for part, values in given.items() if values})
+    return {part: values for part, values in given.items() if values}
 
 
 @contextmanager

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from appliance.describe_settings import ViewDescribeSettings
     from appliance.settings import Settings
 
+_NOTES = {"warning": "warning    ", "unchecked": "not checked"}
+
 config_app = typer.Typer(help="Look at settings.", no_args_is_help=True)
 
 
@@ -25,16 +27,20 @@ def _root() -> None:
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A settings file in YAML.")],
 ) -> None:
-    """Tell what is used of a settings file, or every problem with its path; exit code 1 when there is one."""
-    from appliance.settings import SettingsError, load_settings
+    """Tell what is used of a settings file, or every problem with its path; exit code 1 when there is one.
 
-    try:
-        settings = load_settings(file)
-    except SettingsError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"appliance: {line}", err=True)
-        raise typer.Exit(EXIT_PARTIAL) from None
-    typer.echo("\n".join([f"{file} can be used:", *_lines(settings)]))
+    Files, classes, addresses and what the models can do are looked at; nothing is loaded or connected to.
+    """
+    from appliance.settings_check import ALL_CHECKS, look_at
+
+    settings, wrong, findings = look_at(file, {}, ALL_CHECKS)
+    wrong += [f"{file}: {found}" for found in findings if found.weight in {"problem", "awaited"}]
+    notes = [f"  {_NOTES[found.weight]}  {found}" for found in findings if found.weight in _NOTES]
+    if settings is None or wrong:
+        for line in (*(f"appliance: {line}" for line in wrong), *notes):
+            typer.echo(line, err=True)
+        raise typer.Exit(EXIT_PARTIAL)
+    typer.echo("\n".join([f"{file} can be used:", *_lines(settings), *notes]))
 
 
 def _lines(settings: "Settings") -> Iterator[str]:

@@ -1,11 +1,29 @@
 """When a camera's picture is described, what the model is shown of it, and what it is asked."""
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from appliance.ladder import LadderConfig
 from appliance.settings_part import Names, SettingsPart
+
+PLACEHOLDERS = ("camera", "label", "zones", "time")
+"""What a prompt may say in braces, filled in for each frame."""
+
+_BRACES = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+
+def _check_prompt(prompt: str) -> str:
+    # why: braces around anything but a name may be JSON that is wanted
+    for name in _BRACES.findall(prompt):
+        if name not in PLACEHOLDERS:
+            known = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+            raise ValueError(f"{{{name}}} means nothing in a prompt; {known} do")
+    return prompt
+
+
+Prompt = Annotated[str, Field(min_length=1), AfterValidator(_check_prompt)]
 
 
 class DwellSettings(SettingsPart):
@@ -58,8 +76,8 @@ class ViewDescribeSettings(SettingsPart):
 
     enabled: bool = True
     labels: Names | None = None
-    prompt: str | None = Field(default=None, min_length=1)
-    object_prompts: dict[str, str] = Field(default_factory=dict)
+    prompt: Prompt | None = None
+    object_prompts: dict[str, Prompt] = Field(default_factory=dict)
     required_zones: Names = ()
     triggers: TriggerSettings = TriggerSettings()
     cooldown_s: float = Field(default=10.0, ge=0)

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,13 +31,13 @@ from pydantic_settings import (
 )
 from pydantic_settings import SettingsError as SourceError
 
-from appliance.camera_settings import CameraSettings, complete
+from appliance.camera_settings import CameraSettings, complete, completed, misfits
 from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
 from appliance.device_sharing import DetectorSettings
 from appliance.frigate import UNSUPPORTED, WRITTEN, MissingVariableError, fill_variables, in_our_words
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import MAX_TEXT, SettingsPart
-from appliance.settings_paths import by_folder
+from appliance.settings_paths import Location, by_folder, without
 from appliance.storage_settings import EventSettings, RedisSettings
 from appliance.view_settings import (
     DetectSettings,
@@ -55,6 +55,10 @@ BUNDLED_DETECTOR = str(MODELS_DIR / "yolo26n-scenes.pt")
 BUNDLED_VLM = str(MODELS_DIR / "vlm")
 DEFAULT_LABELS = ("person", "bicycle", "car", "motorcycle", "bus", "truck", "dog", "cat")
 
+MOST_ROUNDS = 10
+"""How often mistakes are taken out to see what is behind them."""
+
+_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _SECRET = {"source", "path", "url", "api_key", "password", "secret", "headers"}
 
 
@@ -178,9 +182,65 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
     Paths in the file go by the folder that it lies in, others by the working directory.
     Raises `SettingsError` with one line a problem.
     """
-    data, renamed = ({}, {}) if path is None else _read_file(path)
+    settings, lines = read_settings(path, overrides)
+    if settings is None or lines:
+        raise SettingsError("\n".join(lines))
+    return settings
 
-    class Loaded(Settings):
+
+def read_settings(
+    path: Path | None = None, overrides: Mapping[str, Any] | None = None
+) -> tuple[Settings | None, list[str]]:
+    """The same without raising: the settings without what is wrong in them, and what that is, a line each.
+
+    The settings are None when nothing can be read.
+    """
+    where, lines, left_out = path or "settings", list[str](), list[Location]()
+    try:
+        data, renamed = ({}, {}) if path is None else _read_file(path)
+    except SettingsError as error:
+        return None, str(error).splitlines()
+    for _ in range(MOST_ROUNDS):
+        try:
+            settings = _loaded(_SalvagedSettings if lines else Settings, data, overrides or {}, left_out)
+        except ValidationError as error:
+            problems = [one for one in error.errors(include_url=False) if not lines or _is_own(one["loc"])]
+            lines += [f"{where}: {line}" for line in _explain(problems, renamed)]
+            left_out += [_place(one)[0] for one in error.errors() if one["loc"] != ("cameras",)]
+        except SourceError as error:
+            return None, [*lines, f"environment: {error}: lists and tables are written as JSON"]
+        else:
+            unfit = misfits(settings.cameras) if lines else []
+            more = [f"{where}: cameras{line if line.startswith('.') else f': {line}'}" for line in unfit]
+            return settings, [*lines, *(line for line in more if line not in lines)]
+    return None, lines
+
+
+def _is_own(location: Location) -> bool:
+    """Whether a mistake found behind another is one by itself: some parts tell one at a time."""
+    return location[0] in {"detector", "engine", "queue"}
+
+
+class _SalvagedSettings(Settings):
+    """Settings whose cameras may say what does not fit together."""
+
+    @field_validator("cameras", mode="after")
+    @classmethod
+    def _complete_cameras(
+        cls, cameras: dict[str, CameraSettings], info: ValidationInfo
+    ) -> dict[str, CameraSettings]:
+        return completed(cameras, _common_view(info.data))
+
+
+def _loaded(
+    base: type[Settings],
+    data: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+    left_out: Iterable[Location] = (),
+) -> Settings:
+    """The settings out of all that says some; raises `ValidationError` or pydantic's `SettingsError`."""
+
+    class Loaded(base):  # type: ignore[valid-type,misc]
         @classmethod
         def settings_customise_sources(
             cls,
@@ -191,16 +251,11 @@ def load_settings(path: Path | None = None, overrides: Mapping[str, Any] | None 
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             environment, _ = in_our_words(env_settings())
-            sources = (environment, data)
+            sources = (without(environment, left_out), without(data, left_out))
             return init_settings, *(InitSettingsSource(settings_cls, init_kwargs=one) for one in sources)
 
-    where = "settings" if path is None else str(path)
-    try:
-        return Settings.model_construct(**dict(Loaded(**in_our_words(overrides or {})[0])))
-    except ValidationError as error:
-        raise SettingsError("\n".join(f"{where}: {line}" for line in _explain(error, renamed))) from None
-    except SourceError as error:
-        raise SettingsError(f"environment: {error}: lists and tables are written as JSON") from None
+    given = without(in_our_words(overrides)[0], left_out)
+    return Settings.model_construct(**dict(Loaded(**given)))
 
 
 def to_json(settings: Settings) -> bytes:
@@ -246,27 +301,32 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _explain(error: ValidationError, renamed: Mapping[str, str]) -> Iterator[str]:
-    for problem in error.errors(include_url=False):
-        location = problem["loc"]
+def _explain(problems: Iterable[Mapping[str, Any]], renamed: Mapping[str, str]) -> Iterator[str]:
+    for problem in problems:
+        location, message = _place(problem)
         dotted = ".".join(str(part) for part in location)
         written = renamed.get(dotted, dotted)
-        if problem["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
+        if problem["type"] in _UNKNOWN:
             yield f"{written}: {_why_unknown(location)}"
         elif problem["type"] == "missing":
             yield f"{written}: is missing and has no default"
         else:
-            message = problem["msg"].removeprefix("Value error, ")
-            # why: a check of a whole part knows the field but not where the part stands.
-            field, _, rest = message.partition(" ")
-            if field.rstrip(":") in _known_keys(location):
-                written, message = f"{written}.{field.rstrip(':')}", rest
             shown = _shown(problem["input"], written)
             for line in message.splitlines():
                 yield f"{written}{line}" if line.startswith(".") else f"{written}: {line}{shown}"
 
 
-def _why_unknown(location: tuple[int | str, ...]) -> str:
+def _place(problem: Mapping[str, Any]) -> tuple[Location, str]:
+    """Where something is wrong, and what."""
+    location, message = problem["loc"], problem["msg"].removeprefix("Value error, ")
+    # why: a check of a whole part knows the field but not where the part stands.
+    field, _, rest = message.partition(" ")
+    if problem["type"] not in _UNKNOWN and field.rstrip(":") in _known_keys(location):
+        return (*location, field.rstrip(":")), rest
+    return location, message
+
+
+def _why_unknown(location: Location) -> str:
     if reason := UNSUPPORTED.get(str(location[-1])):
         return f"a key of Frigate's that is not supported: {reason}; remove it"
     known = sorted(WRITTEN.get(key, key) for key in _known_keys(location[:-1]))
@@ -279,7 +339,7 @@ def _shown(value: object, dotted: str) -> str:
     return "" if is_secret or isinstance(value, dict | list | tuple) else f", got {value!r}"
 
 
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+def _known_keys(location: Location) -> list[str]:
     """The keys that may stand at `location`, found by walking the types from `Settings` down."""
     current: Any = Settings
     for part in location:

@@ -1,10 +1,16 @@
-"""Paths in a settings file go by the folder that the file lies in, wherever it is read from."""
+"""Places in what a settings file says: where files are named, and what is left without some of it.
+
+Paths in a settings file go by the folder that the file lies in, wherever it is read from.
+"""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+Location = tuple[int | str, ...]
+"""Keys on the way to a value, from the top."""
 
 _Place = Callable[[Path, str], str]
 
@@ -18,6 +24,24 @@ def by_folder(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     for keys, place in _PATHS.items():
         changed = _changed(changed, keys.split("."), partial(place, folder))
     return dict(changed)
+
+
+def without(data: Mapping[str, Any], locations: Iterable[Location]) -> dict[str, Any]:
+    """The settings without what stands at `locations`, or around them where nothing does; lists go whole."""
+    left: Any = dict(data)
+    for location in locations:
+        left = _without(left, location)
+    return dict(left)
+
+
+def _without(table: Mapping[Any, Any], location: Location) -> dict[Any, Any]:
+    key, *rest = location
+    if key not in table:
+        return dict(table)
+    inner = table[key]
+    if isinstance(inner, Mapping) and rest and (rest[0] in inner or len(rest) > 1):
+        return {**table, key: _without(inner, tuple(rest))}
+    return {name: value for name, value in table.items() if name != key}
 
 
 def _changed(value: Any, keys: list[str], change: Callable[[str], str]) -> Any:

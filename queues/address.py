@@ -12,7 +12,7 @@ import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import redis
 from redis.connection import parse_url
@@ -24,6 +24,8 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\s]+)(?::(\d{1,5}))?")
 _KNOWN = {*inspect.signature(redis.Redis.__init__).parameters, "path"}
 _SENTINEL_PORT = 26379
 _FORM = "redis+sentinel://[user:password@]host[:port],host[:port]/service[/db]"
+_PLAIN_FORM = "redis://[user:password@]host[:port][/db]"
+_UNIX_FORM = "unix:///path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def parse_address(url: str) -> Address:
         return Address(_options(url), is_tls=url.startswith("rediss://"))
     except ValueError:
         # why: the library's own text repeats a part of the URL, which may be one of the password.
-        form = _FORM if "+sentinel" in url else "redis://[user:password@]host[:port][/db]"
+        form = _FORM if "+sentinel" in url else _UNIX_FORM if url.startswith("unix") else _PLAIN_FORM
         raise ServerError(
             f"the server's URL {safe_url(url)} cannot be read: it has to be {form}, "
             "where / ? # @ : in a password are %2F %3F %23 %40 %3A"
@@ -74,6 +76,11 @@ def _has_raw_password(url: str) -> bool:
 
 
 def _options(url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    is_database = parts.path.strip("/").isdecimal() or not parts.path.strip("/")
+    # why: it takes port 0 for none, and a database that is no number for the first
+    if parts.port == 0 or not (parts.path if parts.scheme == "unix" else is_database):
+        raise ValueError("no port, or no database")
     options: dict[str, Any] = dict(parse_url(url))  # type: ignore[no-untyped-call]
     options.pop("connection_class", None)
     for name in options:
