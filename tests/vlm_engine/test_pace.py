@@ -119,3 +119,20 @@ def test_what_a_stall_cost_chats_is_not_made_up_for_at_the_frames_expense(stall_
     sim.run(sim.now + 2.0)
     assert (sim.background_busy_s - busy_s) / (sim.now - started_s) > 0.4
     assert sum(sim.gaps_ms[num_gaps:]) / len(sim.gaps_ms[num_gaps:]) <= 40.0
+
+
+def test_errors_of_long_slices_do_not_keep_frames_out_of_short_steps() -> None:
+    """Between two answers slices are ten times as long as beside a chat, and err by as much more."""
+    sim = Simulator(truth=FAST, chat_itl_ms=30.0, background_ttft_ms=1.0)
+
+    def chat(_: object = None) -> None:
+        sim.chat(on_end=chat)
+
+    chat()
+    for number in range(60):
+        sim.at(number / 2, lambda number=number: sim.frame(f"frame {number}"))  # type: ignore[misc]
+    sim.run(15.0)
+    busy_s, num_gaps = sim.background_busy_s, len(sim.gaps_ms)
+    sim.run(30.0)
+    assert (sim.background_busy_s - busy_s) / 15.0 > 0.3
+    assert percentile(sim.gaps_ms[num_gaps:], 0.99) < 30.0 + sim.cost.residual_ms(30.0)
