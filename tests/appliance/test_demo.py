@@ -62,7 +62,9 @@ def test_the_demo_ends_by_itself_when_told_so(config, tmp_path):
 
 
 def test_a_demo_that_cannot_start_says_why(config, tmp_path):
-    settings = yaml.safe_load(Path(config).read_text()) | {"events": {"path": str(tmp_path)}}
+    file = tmp_path / "events.db"
+    file.write_text("this is no database\n" * 100)
+    settings = yaml.safe_load(Path(config).read_text()) | {"events": {"path": str(file)}}
     Path(config).write_text(yaml.safe_dump(settings))
     with running(tmp_path, "demo", "--config", config) as command:
         until(lambda: len(command.family()) > 1)
