@@ -6,14 +6,16 @@ never between two versions, whenever the process dies.
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+BUSY_S = 5.0
 MAX_FATES = 1000
+MAX_FORGOTTEN = 10_000
 
 _NEWS_S = 3600.0
 
@@ -31,7 +33,7 @@ def open_database(path: Path | None) -> sqlite3.Connection:
     """
     database = None
     try:
-        database = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+        database = sqlite3.connect(path or ":memory:", BUSY_S, check_same_thread=False, isolation_level=None)
         _migrate(database)
         # why: an event that is lost with the machine's power is worth less than a disk flush for every event
         database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;")
@@ -62,6 +64,26 @@ def take_fate(database: sqlite3.Connection, event_id: str) -> tuple[str, float] 
     if fate is not None:
         database.execute("DELETE FROM fates WHERE id = ?", (event_id,))
     return fate
+
+
+def keep_forgotten(database: sqlite3.Connection, event_ids: Iterable[str]) -> None:
+    """Remember events that had to go before all was told of them; the newest are kept."""
+    database.executemany("INSERT OR REPLACE INTO forgotten VALUES (?)", [(one,) for one in event_ids])
+    oldest = "SELECT rowid FROM forgotten ORDER BY rowid DESC LIMIT -1 OFFSET ?"
+    database.execute(f"DELETE FROM forgotten WHERE rowid IN ({oldest})", (MAX_FORGOTTEN,))
+
+
+def is_forgotten(database: sqlite3.Connection, event_id: str) -> bool:
+    """Whether `keep_forgotten` remembers it."""
+    query = "SELECT 1 FROM forgotten WHERE id = ?"
+    return database.execute(query, (event_id,)).fetchone() is not None
+
+
+def sizes(database: sqlite3.Connection, name: str, *, is_dead: bool = False) -> tuple[int, int]:
+    """Rows and bytes of `events`, `snapshots`, or of what is owed `to OUTPUT`; `_add_sizes` says which."""
+    query = "SELECT num, bytes FROM sizes WHERE name = ? AND is_dead = ?"
+    row: tuple[int, int] | None = database.execute(query, (name, is_dead)).fetchone()
+    return row or (0, 0)
 
 
 @contextmanager
@@ -191,6 +213,67 @@ def _add_open(database: sqlite3.Connection) -> None:
     database.execute("CREATE INDEX events_open ON events (seq) WHERE is_open")
 
 
+def _add_sizes(database: sqlite3.Connection) -> None:
+    """What is kept and what is owed, counted apart by triggers, and a place in time that changes do not move.
+
+    Sizes are what a row takes in the file, about: its content, its words and twice as much for the index of
+    words, its other columns and entries in indexes, and half a page of what is larger than one.
+    """
+    for column in ("born INTEGER NOT NULL DEFAULT 0", "is_news INTEGER NOT NULL DEFAULT 1"):
+        database.execute(f"ALTER TABLE events ADD COLUMN {column}")
+    database.execute("UPDATE events SET born = seq")
+    database.execute("CREATE INDEX events_by_capture ON events (captured_at, born)")
+    database.execute("CREATE INDEX events_by_camera_capture ON events (camera, captured_at, born)")
+    database.execute("CREATE TABLE forgotten (id TEXT PRIMARY KEY)")
+    database.execute("ALTER TABLE outbox ADD COLUMN owed_since REAL NOT NULL DEFAULT 0")
+    database.execute("UPDATE outbox SET owed_since = created_at")
+    columns = "name TEXT, is_dead INTEGER, num INTEGER NOT NULL, bytes INTEGER NOT NULL"
+    database.execute(f"CREATE TABLE sizes ({columns}, PRIMARY KEY (name, is_dead))")
+    text = "3 * length(CAST({}.text AS BLOB))"
+    _count_rows(database, "events", f"length({{}}.body) + {text} + 600", "body, text")
+    _count_rows(database, "snapshots", "length({}.jpeg) + 2048", "jpeg")
+    _count_rows(
+        database,
+        "outbox",
+        "length({}.body) + 400",
+        "body, output, is_dead",
+        name="'to ' || {}.output",
+        is_dead="{}.is_dead",
+    )
+
+
+def _count_rows(
+    database: sqlite3.Connection,
+    table: str,
+    size: str,
+    columns: str,
+    *,
+    name: str | None = None,
+    is_dead: str = "0",
+) -> None:
+    """Triggers that keep rows of `sizes` by what `{}`, a row, is in SQL: its name, whether dead, its size.
+
+    The last two change with `columns` only; without a `name` it is the table's.
+    """
+    terms = (name or f"'{table}'", is_dead, size)
+
+    def add(row: str, sign: str) -> str:
+        who, dead, num_bytes = (term.replace("{}", row) for term in terms)
+        return f"""INSERT INTO sizes VALUES ({who}, {dead}, {sign}1, {sign}({num_bytes}))
+            ON CONFLICT DO UPDATE SET num = num + excluded.num, bytes = bytes + excluded.bytes;"""
+
+    for event, when, what in (
+        ("insert", "INSERT", add("new", "")),
+        ("delete", "DELETE", add("old", "-")),
+        ("update", f"UPDATE OF {columns}", add("old", "-") + add("new", "")),
+    ):
+        trigger = f"CREATE TRIGGER {table}_sizes_{event} AFTER {when} ON {table}"
+        database.execute(f"{trigger} BEGIN {what} END")
+    who, dead, num_bytes = (term.replace("{}", table) for term in terms)
+    counted = f"SELECT {who}, {dead}, count(*), sum({num_bytes}) FROM {table} GROUP BY 1, 2"
+    database.execute(f"INSERT INTO sizes {counted}")
+
+
 # invariant: only appended to; what stands here has run on somebody's file.
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
@@ -198,4 +281,5 @@ _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _add_outbox,
     _add_fates,
     _add_open,
+    _add_sizes,
 )

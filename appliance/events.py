@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from appliance.event_bodies import Body
 from appliance.event_queries import EventFilter, SearchError
 from appliance.event_schema import (
     EventStoreError,
+    is_forgotten,
     keep_fate,
     open_database,
     searchable,
@@ -29,35 +30,49 @@ from appliance.event_schema import (
 )
 from appliance.jobs import Description, EventChange
 from appliance.outputs.outbox import Kind, Outbox
+from appliance.retention import Retention, SteadyClock, forget_old, forget_too_much
 
-__all__ = ["EventFilter", "EventStore", "EventStoreError", "Retention", "SearchError", "StoredEvent"]
+__all__ = ["EventFilter", "EventStore", "EventStoreError", "Place", "Retention", "SearchError", "StoredEvent"]
 
-_COLUMNS = "events.seq, events.id, events.body"
-_SWEEP = 16
+DAY_S = 86_400.0
+
+_COLUMNS = "seq, id, body, captured_at, born"
+_ROUNDS_A_CHANGE = 8
 _MAX_MARKS = 100
 _MOST_LOST = 500
 _MOST_OPEN = 5000
+_CLOCK = "clock"
+
+Place = tuple[float, int]
+"""Where an event stands in time: its capture in unix seconds, then its first number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What a store keeps: events of the last `days` (None: no limit), the newest `max_events`.
+class StoredEvent(NamedTuple):
+    """One event as it is sent: `seq` grows with every change of the store, `body` is JSON in UTF-8.
 
-    Over `max_bytes` the oldest snapshots go first, then the oldest events.
+    Its `place` among all events is by its capture, and no change moves it.
     """
-
-    days: float | None = None
-    max_events: int = 20_000
-    max_bytes: int = 256 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """One event as it is sent: `seq` grows with every change of the store, `body` is JSON in UTF-8."""
 
     seq: int
     event_id: str
     body: bytes
+    captured_at: float
+    born: int
+
+    @property
+    def place(self) -> Place:
+        """Where it stands in time."""
+        return self.captured_at, self.born
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is stored of an event before a change."""
+
+    seq: int
+    born: int
+    is_news: bool
+    body: Body
 
 
 class EventStore:
@@ -73,40 +88,56 @@ class EventStore:
         self._followers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._database = open_database(path)
         self.outbox = Outbox(self._database, self._lock)
+        seen = self.mark(_CLOCK)
+        self._clock = SteadyClock(None if seen is None else float(seen), DAY_S)
 
-    def add(self, description: Description, snapshot: bytes | None = None) -> bool:
+    def add(self, description: Description, snapshot: bytes | None = None, *, is_news: bool = True) -> bool:
         """Join a description to its event, with a JPEG of what it describes; False when it is there already.
 
-        A text replaces an earlier error of the same job; nothing else is replaced. Raises `EventStoreError`
-        when the file cannot be written, and then nothing has changed.
+        A text replaces an earlier error of the same job; nothing else is replaced. Outputs are owed it if it
+        `is_news`. Raises `EventStoreError` when the file cannot be written, and then nothing has changed.
         """
         kind: Kind = "failed" if description.text is None else "described"
-        return self._put(
-            kind, description.job_id, lambda body: event_bodies.described(body, description), snapshot
-        )
 
-    def change(self, change: EventChange, snapshot: bytes | None = None) -> bool:
-        """Store how an event stands, with a JPEG of it; False when the store has that, or knows better."""
-        is_new = self._put(
-            change.state, change.event_id, lambda body: event_bodies.changed(body, change), snapshot
-        )
+        def join(body: Body | None) -> Body | None:
+            joined = event_bodies.described(body, description)
+            if joined is not None and body is None and is_forgotten(self._database, description.job_id):
+                # why: of its course nothing is known, and its end may have been told
+                joined = joined | {"state": "end"}
+            return joined
+
+        return self._put(kind, description.job_id, join, snapshot, is_news=is_news)
+
+    def change(self, change: EventChange, snapshot: bytes | None = None, *, is_news: bool = True) -> bool:
+        """Store how an event stands, with a JPEG of it; False when the store has that, or knows better.
+
+        One that had to go before its end stays forgotten.
+        """
+
+        def join(body: Body | None) -> Body | None:
+            if body is None and is_forgotten(self._database, change.event_id):
+                return None
+            return event_bodies.changed(body, change)
+
+        is_new = self._put(change.state, change.event_id, join, snapshot, is_news=is_news)
         if change.error is not None:
-            self.give_up(change.event_id, change.error, change.changed_at)
+            self.give_up(change.event_id, change.error, change.changed_at, is_news=is_news)
         return is_new
 
-    def give_up(self, event_id: str, error: str, given_up_at: float) -> bool:
+    def give_up(self, event_id: str, error: str, given_up_at: float, *, is_news: bool | None = None) -> bool:
         """Say why an event will not be described; one that is not here yet is told when it comes.
 
-        False when it is described, or has an error, already.
+        Without `is_news` it is news if the event was. False when it is described, or has an error, already.
         """
 
         def join(body: Body | None) -> Body | None:
             if body is not None:
                 return event_bodies.given_up(body, error, given_up_at)
-            keep_fate(self._database, event_id, error, given_up_at)
+            if not is_forgotten(self._database, event_id):
+                keep_fate(self._database, event_id, error, given_up_at)
             return None
 
-        return self._put("failed", event_id, join, None)
+        return self._put("failed", event_id, join, None, is_news=is_news)
 
     def open_events(self) -> dict[str, str]:
         """The camera of each event that has not ended, by id; some of them where there are very many.
@@ -127,7 +158,7 @@ class EventStore:
         Raises:
             EventStoreError: The file cannot be read or written.
         """
-        return self._put("end", event_id, lambda body: body and event_bodies.ended(body), None)
+        return self._put("end", event_id, lambda body: body and event_bodies.ended(body), None, is_news=None)
 
     def give_up_lost(self, before: float, error: str) -> int:
         """Say so of the events that have waited since before that time (unix seconds); how many.
@@ -145,40 +176,92 @@ class EventStore:
             raise EventStoreError(f"events cannot be read: {problem}") from problem
         return sum(self.give_up(event_id, error, time.time()) for (event_id,) in rows)
 
+    def sweep(self) -> None:
+        """Let go of what is too much or too old; for the start, and every hour or so.
+
+        invariant: nothing is too old by a clock that has jumped within the last day, as far as is known.
+
+        Raises:
+            EventStoreError: The file cannot be written.
+        """
+        is_steady, days = self._clock.look(), self._retention.days
+        before = time.time() - DAY_S * days if days is not None and is_steady else 0.0
+        try:
+            while self._forget(before):
+                # why: others want the lock too
+                time.sleep(0.001)
+        except sqlite3.Error as error:
+            raise EventStoreError(f"old events cannot be removed: {error}") from error
+        self.set_mark(_CLOCK, f"{time.time()}")
+
+    def _forget(self, before: float) -> bool:
+        with self._lock, transaction(self._database):
+            (newest,) = self._database.execute("SELECT max(seq) FROM events").fetchone()
+            return newest is not None and (
+                forget_old(self._database, before) or forget_too_much(self._database, self._retention, newest)
+            )
+
     def _put(
-        self, kind: Kind, event_id: str, join: Callable[[Body | None], Body | None], snapshot: bytes | None
+        self,
+        kind: Kind,
+        event_id: str,
+        join: Callable[[Body | None], Body | None],
+        snapshot: bytes | None,
+        *,
+        is_news: bool | None,
     ) -> bool:
         try:
             with self._lock, transaction(self._database):
-                before, body = _read(self._database, event_id)
-                after = join(body)
+                known = _read(self._database, event_id)
+                after = join(known.body if known else None)
                 if after is not None:
-                    self._store(kind, before, after, snapshot)
-                    fate = None if before else take_fate(self._database, event_id)
-                    known = fate and event_bodies.given_up(after, *fate)
-                    if known:
-                        self._store("failed", _read(self._database, event_id)[0], known, None)
+                    if is_news is None:
+                        is_news = known is None or known.is_news
+                    self._store(kind, known, after, snapshot, is_news=is_news)
+                    fate = None if known else take_fate(self._database, event_id)
+                    given_up = fate and event_bodies.given_up(after, *fate)
+                    if given_up:
+                        known = _read(self._database, event_id)
+                        self._store("failed", known, given_up, None, is_news=is_news)
         except sqlite3.Error as error:
             raise EventStoreError(f"the event {event_id} cannot be stored: {error}") from error
         if after is not None:
             self.wake_followers()
         return after is not None
 
-    def _store(self, kind: Kind, before: int | None, body: Body, snapshot: bytes | None) -> None:
-        seq = _replace(self._database, before, body)
+    def _store(
+        self, kind: Kind, known: _Known | None, body: Body, snapshot: bytes | None, *, is_news: bool
+    ) -> None:
+        seq = _replace(self._database, known, body, is_news=is_news)
         if snapshot:
-            self._database.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, snapshot))
-        self.outbox.put(kind, seq, body)
-        self._forget(seq)
+            # why: REPLACE would remove the old one without the trigger that counts
+            upsert = "INSERT INTO snapshots VALUES (?, ?) ON CONFLICT DO UPDATE SET jpeg = excluded.jpeg"
+            self._database.execute(upsert, (seq, snapshot))
+        if is_news:
+            self.outbox.put(kind, body)
+        for _ in range(_ROUNDS_A_CHANGE):
+            if not forget_too_much(self._database, self._retention, seq):
+                break
 
     def newest(self, wanted: EventFilter, limit: int, before: int | None = None) -> list[StoredEvent]:
-        """The newest events that match, newest first; with `before` those whose `seq` is smaller.
+        """The events that changed last and match, newest first; with `before` those whose `seq` is smaller.
 
         Raises `SearchError` when `wanted.q` asks for too much.
         """
         where, values = wanted.where()
         values |= {"limit": limit, "before": 2**62 if before is None else before}
         return self._select(f"seq < :before{where} ORDER BY seq DESC LIMIT :limit", values)
+
+    def latest(self, wanted: EventFilter, limit: int, before: Place | None = None) -> list[StoredEvent]:
+        """The events that were captured last and match, latest first; with `before` those of earlier places.
+
+        Raises `SearchError` when `wanted.q` asks for too much.
+        """
+        where, values = wanted.where()
+        captured_at, born = (1e300, 0) if before is None else before
+        values |= {"limit": limit, "captured_at": captured_at, "born": born}
+        order = "ORDER BY captured_at DESC, born DESC LIMIT :limit"
+        return self._select(f"(captured_at, born) < (:captured_at, :born){where} {order}", values)
 
     def after(self, seq: int, wanted: EventFilter, limit: int) -> list[StoredEvent]:
         """The events behind `seq` that match, oldest first."""
@@ -201,7 +284,9 @@ class EventStore:
     def last_seq(self) -> int:
         """The `seq` of the newest event ever stored, or where a store without any starts to count."""
         with self._lock:
-            (seq,) = self._database.execute("SELECT seq FROM sqlite_sequence").fetchone()
+            (seq,) = self._database.execute(
+                "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
+            ).fetchone()
         return int(seq)
 
     def mark(self, name: str) -> str | None:
@@ -252,47 +337,17 @@ class EventStore:
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM events WHERE {condition}", values
             ).fetchall()
-        return [StoredEvent(seq, event_id, bytes(body)) for seq, event_id, body in rows]
-
-    def _forget(self, newest_seq: int) -> None:
-        database, kept = self._database, self._retention
-        (num_events,) = database.execute("SELECT count(*) FROM events").fetchone()
-        _drop_oldest(database, "events", newest_seq, num_events - kept.max_events)
-        if kept.days is not None:
-            oldest = time.time() - 86_400 * kept.days
-            database.execute("DELETE FROM events WHERE stored_at < ?", (oldest,))
-        database.execute("DELETE FROM snapshots WHERE seq < (SELECT min(seq) FROM events)")
-        while _num_bytes(database) > kept.max_bytes:
-            if not any(
-                _drop_oldest(database, table, newest_seq, _SWEEP) for table in ("snapshots", "events")
-            ):
-                return
+        return [StoredEvent(*row) for row in rows]
 
 
-def _drop_oldest(database: sqlite3.Connection, table: str, before: int, number: int) -> int:
-    """Deletes up to `number` of the oldest rows with a smaller `seq` than `before`; how many there were."""
-    if number <= 0:
-        return 0
-    oldest = f"SELECT seq FROM {table} WHERE seq < ? ORDER BY seq LIMIT ?"
-    return database.execute(f"DELETE FROM {table} WHERE seq IN ({oldest})", (before, number)).rowcount
+def _read(database: sqlite3.Connection, event_id: str) -> _Known | None:
+    query = "SELECT seq, born, is_news, body FROM events WHERE id = ?"
+    row = database.execute(query, (event_id,)).fetchone()
+    return None if row is None else _Known(row[0], row[1], bool(row[2]), msgspec.json.decode(row[3]))
 
 
-def _num_bytes(database: sqlite3.Connection) -> int:
-    """What the store's content takes, without pages that are free for new content."""
-    (size, total, free) = (
-        database.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("page_size", "page_count", "freelist_count")
-    )
-    return int(size * (total - free))
-
-
-def _read(database: sqlite3.Connection, event_id: str) -> tuple[int | None, Body | None]:
-    row = database.execute("SELECT seq, body FROM events WHERE id = ?", (event_id,)).fetchone()
-    return (None, None) if row is None else (row[0], msgspec.json.decode(row[1]))
-
-
-def _replace(database: sqlite3.Connection, before: int | None, body: Body) -> int:
-    """Stores `body` under a new number, which its snapshot follows, in place of the row `before`."""
+def _replace(database: sqlite3.Connection, known: _Known | None, body: Body, *, is_news: bool) -> int:
+    """Stores `body` under a new number, which its snapshot follows, in place of the row `known`."""
     row = {
         "id": body["id"],
         "camera": body["camera"],
@@ -303,12 +358,18 @@ def _replace(database: sqlite3.Connection, before: int | None, body: Body) -> in
         "is_described": body["description"] is not None,
         "is_pending": body["described_at"] is None,
         "is_open": body["state"] != "end",
+        "is_news": is_news,
+        "born": known.born if known else 0,
         "text": searchable(body),
         "body": msgspec.json.encode(body),
     }
-    database.execute("DELETE FROM events WHERE seq = ?", (before,))
+    if known:
+        database.execute("DELETE FROM events WHERE seq = ?", (known.seq,))
     columns = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
     seq = database.execute(f"INSERT INTO events {columns}", row).lastrowid
     assert seq is not None
-    database.execute("UPDATE snapshots SET seq = ? WHERE seq = ?", (seq, before))
+    if known:
+        database.execute("UPDATE snapshots SET seq = ? WHERE seq = ?", (seq, known.seq))
+    else:
+        database.execute("UPDATE events SET born = seq WHERE seq = ?", (seq,))
     return seq

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 there was nothing to do it to (or `--check` found somethin
 """
 
 import json
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -39,7 +40,8 @@ def outputs_status(
     for status in statuses.values():
         # why: these two are the sending process's own; `/metrics` tells them.
         del status["num_sent"], status["num_overflowed"]
-    show_table([{"output": name} | status for name, status in statuses.items()], as_json=as_json)
+    rows = [{"output": name} | status for name, status in statuses.items()]
+    show_table(rows, as_json=as_json, nothing="nothing waits for an output, and nothing was given up")
     if check and any(status["num_dead"] for status in statuses.values()):
         raise typer.Exit(EXIT_PARTIAL)
 
@@ -49,7 +51,7 @@ def outputs_dead(config: ConfigOption = None, limit: LimitOption = 100, as_json:
     """The dead letters, newest first, with the reason and the time of the event's change."""
     with readable_errors(), _open_outbox(config) as outbox:
         letters = outbox.dead(limit)
-    show_table([_letter(letter) for letter in letters], as_json=as_json)
+    show_table([_letter(letter) for letter in letters], as_json=as_json, nothing="there are no dead letters")
 
 
 @outputs.command("retry")
@@ -85,12 +87,13 @@ def tell_number(number: int, what: str) -> None:
         raise typer.Exit(EXIT_PARTIAL)
 
 
-def show_table(rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Rows with the same keys: a JSON list, or columns for people."""
+def show_table(rows: Sequence[Mapping[str, Any]], *, as_json: bool, nothing: str) -> None:
+    """Rows with the same keys: a JSON list, or columns for people; without rows these read `nothing`."""
     if as_json:
         typer.echo(json.dumps(rows))
         return
     if not rows:
+        typer.echo(nothing)
         return
     lines = [tuple(rows[0]), *(tuple(_shown(value) for value in row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -130,8 +133,11 @@ def _open_outbox(config: Path | None) -> "Iterator[Outbox]":
         store = EventStore(path)
     except EventStoreError as error:
         raise SettingsError(f"events.path: {error}") from None
-    with closing(store):
-        yield store.outbox
+    try:
+        with closing(store):
+            yield store.outbox
+    except sqlite3.Error as error:
+        raise SettingsError(f"events.path: {path}: cannot be used now: {error}") from None
 
 
 def _letter(letter: "Message") -> dict[str, Any]:

@@ -66,7 +66,7 @@ def queue_dead(
     """The jobs that were given up, newest first, with the reason and the time."""
     with readable_errors(), _open(config, redis, url) as letters:
         rows = [_row(letter) for letter in letters.newest(limit)]
-    show_table(rows, as_json=as_json)
+    show_table(rows, as_json=as_json, nothing="there are no dead letters")
 
 
 @queue.command("retry")

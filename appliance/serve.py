@@ -5,11 +5,11 @@ import logging
 import signal
 import socket
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -19,9 +19,16 @@ from appliance.camera_control import CameraControl, reload_from, start_worker
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
-from appliance.fates import LOST, LOST_AFTER_S, why_dropped
 from appliance.file_lock import FileInUseError, sole_use
-from appliance.jobs import Description, decode_change, decode_description
+from appliance.following import (
+    Follower,
+    give_up_lost,
+    store_answer,
+    store_change,
+    store_drop,
+    sweep,
+)
+from appliance.jobs import Description
 from appliance.ladder import Ladder
 from appliance.logs import set_up_logging
 from appliance.orphans import Orphans
@@ -29,19 +36,17 @@ from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, ChildError
 from appliance.settings import Settings, SettingsError, from_json
-from appliance.tasks import StoppedError, outlast, run_beside, run_until
-from queues import EmbeddedServer, JobConsumer, Result, ResultReader
+from appliance.tasks import StoppedError, outlast, persist, run_beside
+from queues import EmbeddedServer, JobConsumer, ResultReader
 from queues.errors import QueueError
 from vlm_engine import EngineProcess
 from vlm_engine.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
-READ_BLOCK_MS = 1000
 WATCH_EVERY_S = 1.0
-STORE_AGAIN_S = 5.0
 POLL_S = 0.1
-LOOK_FOR_LOST_S = 30.0
+LAST_WORDS_S = 3.0
 
 
 def run_serve(
@@ -77,7 +82,7 @@ async def serve(
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, reload_from, service.cameras, load)
         with suppress(StoppedError):
-            await run_until(stop, service.run(listener, on_ready))
+            await run_beside(service.run(listener, on_ready), service.end_when(stop))
 
 
 class _Service:
@@ -98,9 +103,15 @@ class _Service:
         stack.push_async_callback(self.cameras.stop)
         self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)
-        self._results = ResultReader(url, settings.queue)
-        self._told = ResultReader(url, settings.queue, stream=settings.queue.told)
-        self._dropped = ResultReader(url, settings.queue, stream=settings.queue.dropped)
+        self._readers = {
+            store: ResultReader(url, settings.queue, stream=stream)
+            for stream, store in (
+                (settings.queue.results, store_answer),
+                (settings.queue.told, store_change),
+                (settings.queue.dropped, store_drop),
+            )
+        }
+        self._followers: dict[str, Follower] = {}
         self._describer = self._create_describer()
         self._app = self._create_app()
 
@@ -112,25 +123,55 @@ class _Service:
             *([_keep_running(self._redis)] if self._redis else []),
         )
 
+    async def end_when(self, stop: asyncio.Event) -> None:
+        """Raises `StoppedError` once `stop` is set and the cameras' last words are stored and sent.
+
+        Nobody waits long for that: what is owed to outputs waits in the file, if there is one.
+        """
+        await stop.wait()
+        await self.cameras.stop()
+        with suppress(TimeoutError, QueueError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                while not await self._is_all_told():
+                    await asyncio.sleep(POLL_S)
+        raise StoppedError
+
+    async def _is_all_told(self) -> bool:
+        for follower in self._followers.values():
+            if not await follower.is_through():
+                return False
+        outbox = self._events.outbox
+        return all(outbox.next_due(output) is None for output in self._settings.outputs.by_name)
+
     async def _load_and_serve(self, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+        await self._begin_to_follow()
         self._stack.push_async_callback(self._engine.close)
         await self._engine.start()
         await self._stack.enter_async_context(self._consumer)
-        await self._stack.enter_async_context(self._results)
-        await self._stack.enter_async_context(self._told)
-        await self._stack.enter_async_context(self._dropped)
         server, events = ApiServer(self._app, self._settings.server), self._events
         await run_beside(
             _serve_http(server, listener),
             self._describer.run(),
-            _follow(self._results, lambda result: events.add(decode_description(result.body)), events),
-            _follow(self._told, lambda told: events.change(decode_change(told.body)), events),
-            _follow(self._dropped, lambda dropped: _give_up(events, dropped), events),
-            _give_up_lost(events, self._settings.describe.max_age_s),
-            Orphans(events, self._board).run(),
             self._outputs.run(),
             _announce(server, self._board, on_ready),
+            *(self._persist(f"following {stream}", one.run) for stream, one in self._followers.items()),
+            self._persist("lost events", partial(give_up_lost, events, self._settings.describe.max_age_s)),
+            self._persist("old events", partial(sweep, events)),
+            self._persist("orphans", Orphans(events, self._board).run),
         )
+
+    async def _begin_to_follow(self) -> None:
+        """Redis' streams: what comes from now on is news."""
+        for store, reader in self._readers.items():
+            await self._stack.enter_async_context(reader)
+            follower = Follower(reader, store, self._events)
+            await follower.begin()
+            self._followers[reader.stream] = follower
+
+    def _persist(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, object]]
+    ) -> Coroutine[Any, Any, None]:
+        return persist(name, work, self._num_failures)
 
     def _create_app(self) -> FastAPI:
         try:
@@ -192,54 +233,6 @@ def _open_outputs(settings: Settings, events: EventStore, num_failures: Counter[
         return Outputs(settings.outputs, events, tuple(settings.cameras), num_failures)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-
-
-async def _follow(reader: ResultReader, store: Callable[[Result], object], events: EventStore) -> None:
-    """Stores all that comes by a stream, also from other appliances and before this one started."""
-    # why: what the store has forgotten must not come in again with the next start.
-    mark = f"{reader.stream} of {reader.outage.url}"
-    last_id = events.mark(mark) or "0-0"
-    while True:
-        try:
-            found = await reader.read(last_id, READ_BLOCK_MS)
-            for result in found:
-                _store_result(reader, result, store)
-            if found:
-                events.set_mark(mark, found[-1].entry_id)
-                last_id = found[-1].entry_id
-        except EventStoreError as error:
-            logger.error("%s waits until events can be stored: %s", reader.stream, error)
-            await asyncio.sleep(STORE_AGAIN_S)
-        except QueueError as error:
-            logger.error("%s is not followed: %s", reader.stream, error)
-            await asyncio.sleep(STORE_AGAIN_S)
-
-
-def _store_result(reader: ResultReader, result: Result, store: Callable[[Result], object]) -> None:
-    try:
-        store(result)
-    except ValueError as error:
-        logger.warning("job=%s: what %s says is not known: %s", result.job_id, reader.stream, error)
-
-
-def _give_up(events: EventStore, dropped: Result) -> None:
-    dropped_at = int(dropped.entry_id.partition("-")[0]) / 1000
-    events.give_up(dropped.job_id, why_dropped(dropped.body.decode(errors="replace")), dropped_at)
-
-
-async def _give_up_lost(events: EventStore, max_age_s: float) -> None:
-    """Tell events of whose job nothing is heard any more, as when Redis came back empty."""
-    patience_s = max(LOST_AFTER_S, 2 * max_age_s)
-    while True:
-        # why: first what the streams know is read, which may be much after a pause
-        await asyncio.sleep(LOOK_FOR_LOST_S)
-        try:
-            number = await asyncio.to_thread(events.give_up_lost, time.time() - patience_s, LOST)
-        except EventStoreError as error:
-            logger.error("%s", error)
-        else:
-            if number:
-                logger.warning("%d events lost their jobs and stay undescribed", number)
 
 
 def _keep(events: EventStore, description: Description, jpeg: bytes) -> None:

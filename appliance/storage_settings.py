@@ -79,7 +79,8 @@ class EventSettings(SettingsPart):
     network file system.
 
     Those of the last `retain_days` (None: no limit) stay, the newest `max_events` at most. Over `max_bytes`
-    the oldest snapshots go first, then the oldest events.
+    (about) the oldest snapshots go first, then the oldest events. What waits for an output has room of its
+    own. None is too old by a clock that jumped within the last day.
     """
 
     path: Path | None = None

@@ -15,10 +15,11 @@ from starlette.requests import Request
 from appliance.api.errors import bad_request, not_found
 from appliance.api.services import Services, services_of
 from appliance.api.streams import KEEP_ALIVE, ClientGoneError, ClientWatch, EventStreamResponse, event_bytes
-from appliance.events import EventFilter, SearchError, StoredEvent
+from appliance.events import EventFilter, Place, SearchError, StoredEvent
 
 router = APIRouter()
 
+_PARAMETERS = ("camera", "label", "zone", "q", "since", "until", "limit", "cursor")
 _MAX_LIMIT = 1000
 _MAX_WORDS = 1000
 _PAGE = 100
@@ -40,14 +41,15 @@ async def list_events(
     limit: Annotated[int | None, Query(ge=1, le=_MAX_LIMIT)] = None,
     cursor: str | None = None,
 ) -> Response:
-    """Events, newest first: at most `limit` (100), as `EventFilter` says; `q` are words to look for.
+    """Events by capture, newest first: at most `limit` (100), as `EventFilter` says.
 
-    Times are unix seconds or ISO 8601 (UTC unless it says otherwise). `next_cursor` of one page is the
-    `cursor` of the next. With `Accept: text/event-stream` it is a stream without end, oldest first: what
-    follows `Last-Event-ID`, else the newest `limit` or everything `since` when one of them is given, then
-    what is new.
+    `q` are words to look for. Times are unix seconds or ISO 8601 (UTC unless it says otherwise).
+    `next_cursor` of one page is the `cursor` of the next. With `Accept: text/event-stream` it is a stream of
+    changes without end, oldest first: what follows `Last-Event-ID`, else the newest `limit` or everything
+    `since` when one of them is given, then what is new.
     """
     services = services_of(request)
+    _check_names(request)
     times = _parse_time(since, "since"), _parse_time(until, "until")
     wanted = _checked(EventFilter(camera, label, *times, zone, q))
     if "text/event-stream" not in request.headers.get("accept", ""):
@@ -85,18 +87,38 @@ def _checked(wanted: EventFilter) -> EventFilter:
     return wanted
 
 
+def _check_names(request: Request) -> None:
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in _PARAMETERS:
+            known = ", ".join(_PARAMETERS)
+            raise bad_request(f"{name}: is no parameter of /v1/events; it has {known}", param=name)
+        if names.count(name) > 1:
+            raise bad_request(f"{name}: is given twice", param=name)
+
+
 async def _page(services: Services, wanted: EventFilter, limit: int, cursor: str | None) -> Response:
-    before = None if cursor is None else _parse_number(cursor)
-    if before is None and cursor is not None:
-        raise bad_request("cursor: has to be the next_cursor of an earlier page", param="cursor")
-    events = await asyncio.to_thread(services.events.newest, wanted, limit + 1, before)
+    before = None if cursor is None else _parse_cursor(cursor)
+    events = await asyncio.to_thread(services.events.latest, wanted, limit + 1, before)
     page = events[:limit]
     body = {
         "object": "list",
         "data": [msgspec.Raw(event.body) for event in page],
-        "next_cursor": str(page[-1].seq) if len(events) > limit else None,
+        "next_cursor": f"{page[-1].captured_at!r}:{page[-1].born}" if len(events) > limit else None,
     }
     return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _parse_cursor(text: str) -> Place:
+    captured_at, _, number = text.partition(":")
+    born = _parse_number(number)
+    try:
+        seconds = float(captured_at)
+    except ValueError:
+        seconds = math.nan
+    if born is None or not math.isfinite(seconds):
+        raise bad_request("cursor: has to be the next_cursor of an earlier page", param="cursor")
+    return seconds, born
 
 
 def _parse_number(text: str) -> int | None:
@@ -125,16 +147,18 @@ async def _past(
     last_event_id: str | None, services: Services, wanted: EventFilter, num_past: int
 ) -> tuple[list[StoredEvent], int]:
     """The events that a stream starts with, oldest first, and the number to go on from."""
+    seq = await asyncio.to_thread(services.events.last_seq)
     if last_event_id is not None:
         resumed = _parse_number(last_event_id)
         if resumed is None:
             raise bad_request("Last-Event-ID: has to be the id of an earlier event of this stream")
-        return [], resumed
-    seq = await asyncio.to_thread(services.events.last_seq)
+        # why: a number that is yet to come is of another store, and nothing of this one was seen
+        return [], resumed if resumed <= seq else 0
     if num_past == 0:
         return [], seq
     past = (await asyncio.to_thread(services.events.newest, wanted, num_past))[::-1]
-    return past, max(seq, past[-1].seq) if past else seq
+    # why: what has changed since comes by itself
+    return [event for event in past if event.seq <= seq], seq
 
 
 async def _follow(

@@ -122,7 +122,7 @@ class Delivery:
     async def _failed(self, message: Message, error: DeliveryError) -> None:
         name, oldest = self._output.name, time.time() - self._output.give_up_after_s
         pause_s = error.again_in_s or self._pause_s(message, error)
-        is_last = error.is_final or message.created_at <= oldest
+        is_last = error.is_final or message.owed_since <= oldest
         # why: in an outage nothing is sent anyway, and who rests may be woken
         again_in_s = None if is_last else 0.0 if error.is_outage else pause_s
         await asyncio.to_thread(self._outbox.failed, message, str(error), again_in_s)

@@ -15,7 +15,7 @@ from appliance.events import EventFilter, EventStore, EventStoreError, Retention
 from appliance.jobs import EventChange, EventState
 from appliance.serve import open_events
 from appliance.settings import SettingsError, load_settings
-from tests.appliance.descriptions import description
+from tests.appliance.descriptions import begun, description
 
 EVERYTHING = EventFilter()
 KEYS = set(msgspec.to_builtins(description("a"))) - {"job_id", "source"} | {
@@ -121,23 +121,6 @@ def test_an_event_ends_once_whoever_ends_it(store: EventStore) -> None:
     assert told == ["new", "end"]
 
 
-def test_an_older_file_knows_what_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it left open of late is ended as all others are; of long ago it is no news."""
-    path = tmp_path / "events.db"
-    with closing(EventStore(path)) as store:
-        for name in ("late", "past", "over"):
-            store.add(description(name))
-        store.end("over")
-        store._database.execute("UPDATE events SET stored_at = stored_at - 86400 WHERE id = 'past'")
-        store._database.executescript(
-            "DROP INDEX events_open; ALTER TABLE events DROP COLUMN is_open; PRAGMA user_version = 4"
-        )
-    with closing(EventStore(path)) as store:
-        assert store.open_events() == {"late": "street"}
-        bodies = [msgspec.json.decode(event.body) for event in store.newest(EVERYTHING, 3)]
-        assert {body["id"]: body["state"] for body in bodies} == {"late": "new", "past": "end", "over": "end"}
-
-
 def test_a_change_that_is_known_changes_nothing(store: EventStore) -> None:
     """Redelivery: the same number is no news for those who follow."""
     assert store.change(change(1, "update", ["porch"]))
@@ -169,42 +152,32 @@ def test_reading_on_after_a_number(store: EventStore) -> None:
     assert store.last_seq() == second[-1].seq
 
 
-def test_the_store_is_bounded() -> None:
-    with closing(EventStore(retention=Retention(max_events=3))) as store:
-        for name in "abcde":
-            store.add(description(name), name.encode())
-        assert ids(store) == ["e", "d", "c"]
-        assert [store.snapshot(name) for name in "abcde"] == [None, None, b"c", b"d", b"e"]
+def test_what_is_no_news_is_owed_to_nobody(store: EventStore) -> None:
+    """Nor is what the store says of it later by itself; what comes later from elsewhere is news."""
+    store.outbox.connect({"all": lambda kind, body: True})
+    store.change(begun("a"), is_news=False)
+    store.change(begun("b"), is_news=False)
+    store.give_up("a", "lost", 5.0)
+    store.end("a")
+    assert store.outbox.statuses()["all"].num_waiting == 0
+    store.add(description("b"))
+    store.end("b")
+    told = store._database.execute("SELECT event_id, kind FROM outbox ORDER BY id").fetchall()
+    assert told == [("b", "described"), ("b", "end")]
 
 
-def test_bytes_are_bounded_and_snapshots_go_first(tmp_path: Path) -> None:
-    path = tmp_path / "events.db"
-    with closing(EventStore(path, Retention(max_bytes=500_000))) as store:
-        for number in range(100):
-            store.add(description(f"{number}"), b"x" * 20_000)
-        assert len(ids(store)) == 100
-        kept = [store.snapshot(f"{number}") is not None for number in range(100)]
-        assert kept == sorted(kept)
-        assert 1 <= sum(kept) < 25
-        for number in range(100, 800):
-            store.add(description(f"{number}", text="word " * 200))
-        assert ids(store)[0] == "799"
-        assert store.find("0") is None
-        assert store.newest(EventFilter(q="walks"), 10) == []
-    assert path.stat().st_size < 600_000
-
-
-def test_what_is_older_than_the_days_goes(tmp_path: Path) -> None:
-    path = tmp_path / "events.db"
-    with closing(EventStore(path)) as store:
-        store.add(description("old"), b"old")
-        store.add(description("new"), b"new")
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE events SET stored_at = stored_at - 3 * 86400 WHERE id = 'old'")
-    with closing(EventStore(path, Retention(days=2))) as store:
-        store.add(description("newest"))
-        assert ids(store) == ["newest", "new"]
-        assert [store.snapshot("old"), store.snapshot("new")] == [None, b"new"]
+def test_places_in_time_do_not_move_with_changes(store: EventStore) -> None:
+    for number, name in enumerate("abcd"):
+        store.change(begun(name, captured_at=100.0 + number // 2))
+    store.end("a")
+    assert ids(store)[0] == "a"
+    first = store.latest(EVERYTHING, 2)
+    assert [event.event_id for event in first] == ["d", "c"]
+    store.add(description("c"))
+    store.add(description("b"))
+    rest = store.latest(EVERYTHING, 9, first[-1].place)
+    assert [event.event_id for event in rest] == ["b", "a"]
+    assert [event.event_id for event in store.latest(EventFilter(camera="street"), 1)] == ["d"]
 
 
 def test_find_and_snapshot(store: EventStore) -> None:

@@ -5,7 +5,6 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from appliance import event_schema
 from appliance.events import EventStore
 from appliance.fates import LOST, why_dropped
-from appliance.serve import _follow, _give_up
+from appliance.following import Follower, store_drop
 from appliance.tasks import end_all
 from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader
 from tests.appliance.descriptions import begun, description
@@ -138,7 +137,7 @@ async def test_whatever_becomes_of_a_job_its_event_says_it(store: EventStore) ->
             JobConsumer(server.url, CONFIG) as worker,
             ResultReader(server.url, CONFIG, stream=CONFIG.dropped) as dropped,
         ):
-            following = asyncio.create_task(_follow(dropped, partial(_give_up, store), store))
+            following = asyncio.create_task(Follower(dropped, store_drop, store).run())
             try:
                 await asyncio.to_thread(_put_all, producer)
                 late, bad, left = await worker.take(3)

@@ -5,8 +5,10 @@ import json
 import re
 import signal
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ def appliance(
     parts = {
         "cameras": {**CAMERAS, "broken": broken},
         "events": {"path": str(folder / "events.db")},
-        "outputs": {"webhooks": [{"url": receiver.url, "secret": "hush"}]},
+        "outputs": {"webhooks": [{"url": receiver.url, "secret": "hush", "send": ["described", "end"]}]},
     }
     config = write_config(folder, qwen3_vl_checkpoint, **parts)
     with running(folder, "serve", "--config", config) as command:
@@ -131,7 +133,7 @@ def _described(url: str) -> dict[str, Any] | None:
 
 
 def test_events_are_posted_to_a_webhook_and_found_again(appliance, client, receiver):
-    post = until(lambda: receiver.posts and receiver.posts[0], START_S)
+    post = until(lambda: next((post for post in receiver.posts if post.data["description"]), None), START_S)
     event = httpx.get(f"{appliance[1]}/v1/events/{post.data['id']}").json()
 
     assert event["description"] == post.data["description"]
@@ -302,14 +304,25 @@ def test_an_unknown_class_ends_the_start(qwen3_vl_checkpoint, tmp_path):
     assert "Traceback" not in command.stderr
 
 
-def test_a_signal_ends_everything(appliance, client):
-    """V6: also with an open stream of events; the last test of the shared appliance."""
+def test_a_signal_ends_everything(appliance, client, receiver):
+    """V6: also with an open stream of events; the last test of the shared appliance.
+
+    The events that go on end with it: stored and sent, so that the next start has nothing to say of them.
+    """
     reading = threading.Thread(target=lambda: [None for _ in client.events()], daemon=True)
     reading.start()
     family = appliance[0].family()
+    path = Path(appliance[0].process.args[-1]).parent / "events.db"  # type: ignore[index,arg-type]
+    with closing(sqlite3.connect(path)) as database:
+        until(lambda: database.execute("SELECT 1 FROM events WHERE is_open").fetchall(), START_S)
 
     assert appliance[0].stop(signal.SIGINT) == 0
 
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT id FROM events WHERE is_open").fetchall() == []
+        assert database.execute("SELECT kind FROM outbox").fetchall() == []
+
+    assert receiver.posts[-1].data["state"] == "end"
     assert len(family) >= 4
     appliance[0].assert_nothing_is_left()
     assert "Traceback" not in appliance[0].stderr

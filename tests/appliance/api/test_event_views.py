@@ -130,7 +130,30 @@ def test_pages(filled: Running) -> None:
     assert pages == [["cam/3:x"], ["2"], ["1"]]
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "-1", "9" * 30])
+def test_pages_are_by_time_whatever_changes_meanwhile(filled: Running) -> None:
+    """One that goes on while it is paged does not jump over the pages that were read."""
+    first = httpx.get(f"{filled.url}/v1/events", params={"limit": 1}).json()
+    filled.events.end("1")
+    filled.events.end("2")
+    rest = {"limit": 9, "cursor": first["next_cursor"]}
+    assert [event["id"] for event in first["data"]] == ["cam/3:x"]
+    assert listed(filled, **rest) == ["2", "1"]
+    assert listed(filled) == ["cam/3:x", "2", "1"]
+    assert listed(filled, camera="street") == ["cam/3:x", "1"]
+
+
+@pytest.mark.parametrize("headers", [{}, SSE])
+def test_parameters_that_are_none_are_named(http: httpx.Client, headers: dict[str, str]) -> None:
+    reply = http.get("/v1/events", params={"labell": "dog"}, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "labell")
+    assert reply.json()["error"]["message"] == (
+        "labell: is no parameter of /v1/events; it has camera, label, zone, q, since, until, limit, cursor"
+    )
+    twice = http.get("/v1/events", params=[("camera", "a"), ("camera", "b")], headers=headers)
+    assert (twice.status_code, twice.json()["error"]["message"]) == (400, "camera: is given twice")
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "-1", "9" * 30, "1:x", "nan:1", "1:2:3", f"1:{'9' * 30}"])
 def test_a_cursor_that_is_none(http: httpx.Client, cursor: str) -> None:
     reply = http.get("/v1/events", params={"cursor": cursor})
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "cursor")
@@ -185,6 +208,8 @@ def test_the_stream_resumes(filled: Running) -> None:
     second.wait_for("cam/3:x", "4")
     from_an_old_store = Follower(filled, **{"Last-Event-ID": "12"})
     from_an_old_store.wait_for("1", "2", "cam/3:x", "4")
+    from_a_newer_store = Follower(filled, **{"Last-Event-ID": f"{int(numbers[1]) + 10**12}"})
+    from_a_newer_store.wait_for("1", "2", "cam/3:x", "4")
 
 
 @pytest.mark.parametrize("number", ["abc", "-1", "1.5", "9" * 30])

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from typer.testing import CliRunner, Result
 
+from appliance import event_schema
 from appliance.api.metrics import _Families
 from appliance.cli import app
 from appliance.events import EventStore
@@ -71,6 +72,30 @@ def test_mistakes_are_told(letters: EventStore, config: str, arguments: tuple[st
     assert result.exit_code == 2
     assert result.stderr.startswith("appliance: ")
     assert letters.outbox.statuses()["webhook"].num_dead == 2
+
+
+def test_nothing_is_said_in_words(tmp_path: Path, config: str) -> None:
+    EventStore(tmp_path / "events.db").close()
+    assert run("status", "-c", config).stdout == "nothing waits for an output, and nothing was given up\n"
+    assert run("dead", "-c", config).stdout == "there are no dead letters\n"
+    assert run("dead", "-c", config, "--json").stdout == "[]\n"
+    assert run("status", "-c", config, "--check").exit_code == 0
+
+
+@pytest.mark.parametrize("command", [("status",), ("dead",), ("retry", "--all"), ("drop", "--all")])
+def test_a_file_that_somebody_else_writes_in(
+    letters: EventStore, config: str, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that says so, when it takes too long."""
+    monkeypatch.setattr(event_schema, "BUSY_S", 0.1)
+    letters._database.execute("BEGIN EXCLUSIVE")
+    result = run(*command, "-c", config)
+    letters._database.execute("ROLLBACK")
+    if command[0] in ("retry", "drop"):
+        assert result.exit_code == 2
+        assert result.stderr.startswith("appliance: events.path: ")
+        assert "locked" in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_a_file_that_is_not_there(config: str) -> None:
