@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vlm_engine.books import HistogramSnapshot, WorkStats
 from vlm_engine.config import EngineConfig, TurnConfig
 from vlm_engine.errors import (
+    EngineBroken,
     EngineBusy,
     EngineError,
     EngineStopped,
@@ -44,6 +45,7 @@ __all__ = [
     "AsyncEngine",
     "ClassStats",
     "Engine",
+    "EngineBroken",
     "EngineBusy",
     "EngineConfig",
     "EngineError",

@@ -34,14 +34,12 @@ class Answers:
     form: CompiledForm | None = None
     running: dict[str, Sequence] = field(default_factory=dict)
 
-    def part(self, index: int) -> GenerationRequest:
-        """The request of answer `index`; the first one's is the request itself, but for one answer only."""
-        sampling = self.request.sampling.of_choice(index)
-        if not index:
-            return replace(self.request, sampling=sampling)
+    def part(self, index: int, name: str) -> GenerationRequest:
+        """The request of answer `index` alone, by the id `name`."""
         # why: work on the request has begun when its later answers start, so that they cannot expire
-        name = f"{self.request.request_id} answer {index}"
-        return replace(self.request, request_id=name, sampling=sampling, expires_at=None)
+        expires_at = None if index else self.request.expires_at
+        sampling = self.request.sampling.of_choice(index)
+        return replace(self.request, request_id=name, sampling=sampling, expires_at=expires_at)
 
 
 class AnswerText:

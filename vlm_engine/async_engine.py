@@ -21,6 +21,8 @@ from vlm_engine.trace import StepTrace
 
 log = logging.getLogger(__name__)
 
+STOP_TIMEOUT_S = 30.0
+
 Call = Callable[[Engine], None]
 _Prepared = tuple[PreparedPrompt, float, CompiledForm | None]
 
@@ -70,11 +72,16 @@ class AsyncEngine:
         with self._wake:
             self._is_closing = True
             self._wake.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.close)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        try:
+            if self._thread is not None:
+                await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+            if self._thread is not None and self._thread.is_alive():
+                log.error("the engine's step does not come to an end; it is left alone")
+                self._streams.end_all("the engine is closed")
+            elif self._engine is not None:
+                await asyncio.to_thread(self._engine.close)
+        finally:
+            self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
         """Events of a request until its end; closing the iterator aborts it at the next step.
@@ -128,7 +135,7 @@ class AsyncEngine:
         idle_s = time.monotonic() - self._last_step_s
         if self._streams and idle_s > self._stall_s:
             return f"no step for {idle_s:.0f} s with {len(self._streams)} requests running"
-        return None
+        return self.engine.health.reason
 
     @property
     def is_healthy(self) -> bool:
@@ -147,7 +154,13 @@ class AsyncEngine:
         """
         self._check_open()
         answer: concurrent.futures.Future[list[StepTrace] | None] = concurrent.futures.Future()
-        self._call(lambda engine: answer.set_result(engine.trace(first)))
+
+        def tell(engine: Engine) -> None:
+            # why: who asked may have gone
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(engine.trace(first))
+
+        self._call(tell)
         return await asyncio.wrap_future(answer)
 
     async def _prepare(self, request: GenerationRequest) -> _Prepared:
@@ -199,7 +212,13 @@ class AsyncEngine:
         try:
             engine.submit(request, prompt, seconds, form)
         except EngineError as error:
-            self._loop.call_soon_threadsafe(self._streams.refuse, request.request_id, error)
+            refusal = error
+        except Exception as error:
+            log.exception("request %s cannot be taken", request.request_id)
+            refusal = EngineError(f"it cannot be taken: {error!r}")
+        else:
+            return
+        self._loop.call_soon_threadsafe(self._streams.refuse, request.request_id, refusal)
 
     def _wait_for_work(self, engine: Engine) -> bool:
         """Run the calls that wait, sleep while there is nothing to do; False when closing."""
@@ -209,7 +228,10 @@ class AsyncEngine:
                 self._wake.wait(1.0)
             calls = [self._calls.popleft() for _ in range(len(self._calls))]
         for call in calls:
-            call(engine)
+            try:
+                call(engine)
+            except Exception:
+                log.exception("what was asked of the engine failed")
         return not self._is_closing
 
 

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_AFTER_S = 60.0
 STOP_TIMEOUT_S = 5.0
+STALLS_TO_RESTART = 4.0
 TRACE_TIMEOUT_S = 10.0
 PREPROCESS_NICENESS = 10
 SPINS = "20000"
@@ -47,7 +48,8 @@ class EngineProcess:
 
     Args:
         config: Model and limits.
-        stall_s: Seconds without a sign of life after which the engine is unhealthy.
+        stall_s: Seconds without a sign of life after which the engine is unhealthy and takes no request;
+            after four times as long it is started again. No step takes so long.
         num_preprocess: Requests that are preprocessed at once.
         turns: How detectors of other processes share the device; None where none does. Linux only.
     """
@@ -75,6 +77,8 @@ class EngineProcess:
         self._earlier: EngineStats | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._reason: str | None = "the engine is not started"
+        self._trouble: str | None = None
+        self._fault: str | None = None
         self._last_sign_s = time.monotonic()
         self._traces: dict[int, asyncio.Future[list[StepTrace] | None]] = {}
 
@@ -98,15 +102,17 @@ class EngineProcess:
     async def close(self) -> None:
         """End the process; requests that are running end with an error event."""
         self._reason = "the engine is closed"
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait([self._supervisor])
         self._streams.end_all(self._reason)
-        await self._end_process()
-        self._workers.shutdown(wait=False, cancel_futures=True)
-        if self._context is not None:
-            self._context.destroy(linger=0)
-            shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            if self._supervisor is not None:
+                self._supervisor.cancel()
+                await asyncio.wait([self._supervisor])
+            await self._end_process()
+        finally:
+            self._workers.shutdown(wait=False, cancel_futures=True)
+            if self._context is not None:
+                self._context.destroy(linger=0)
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
         """Events of a request until its end; closing the iterator aborts it at the next step.
@@ -151,10 +157,15 @@ class EngineProcess:
     @property
     def unhealthy_reason(self) -> str | None:
         """Why requests do not move, or None."""
+        return self._reason or self._silence or self._trouble
+
+    @property
+    def _silence(self) -> str | None:
+        """What is wrong when the process does not say anything."""
         silent_s = time.monotonic() - self._last_sign_s
-        if self._reason is None and silent_s > self._stall_s:
-            return f"no sign of life for {silent_s:.0f} s with {len(self._streams)} requests running"
-        return self._reason
+        if silent_s <= self._stall_s:
+            return None
+        return f"no sign of life for {silent_s:.0f} s with {len(self._streams)} requests running"
 
     @property
     def is_healthy(self) -> bool:
@@ -201,8 +212,9 @@ class EngineProcess:
         return wire.encode_submit(request, prompt, time.perf_counter() - started)
 
     def _check_open(self) -> None:
-        if self._reason is not None:
-            raise EngineStopped(self._reason)
+        reason = self._reason or self._silence
+        if reason is not None:
+            raise EngineStopped(reason)
 
     async def _send(self, frames: list[Any]) -> None:
         if self._socket is not None:
@@ -232,6 +244,7 @@ class EngineProcess:
         if self._stats is not None:
             self._earlier = self.stats()
         self._stats = self._ready.stats
+        self._trouble = self._fault = None
         self._last_sign_s = time.monotonic()
         self._reason = None
 
@@ -254,10 +267,14 @@ class EngineProcess:
         failures = 0
         while True:
             started_s = time.monotonic()
-            await self._read_until_death()
+            try:
+                await self._read_until_death()
+            except Exception as error:
+                log.exception("the engine's messages cannot be read")
+                self._fault = f"the engine's messages cannot be read: {error!r}"
             assert self._process is not None
-            code = self._process.returncode
-            self._reason = f"the engine's process ended with code {code} and is being started again"
+            fault = self._fault or f"the engine's process ended with code {self._process.returncode}"
+            self._reason = f"{fault}; it is being started again"
             log.error("%s", self._reason)
             self._streams.end_all(self._reason)
             if self._stats is not None:
@@ -279,13 +296,16 @@ class EngineProcess:
             log.error("%s", self._reason)
 
     async def _read_until_death(self) -> None:
+        """Take messages until the process has ended, or says that it cannot go on."""
         assert self._socket is not None
         assert self._process is not None
-        while True:
+        while self._fault is None:
             if await self._socket.poll(200):
                 self._take(wire.decode_to_client(await self._socket.recv()))
             elif self._process.poll() is not None:
                 return
+            elif time.monotonic() - self._last_sign_s > STALLS_TO_RESTART * self._stall_s:
+                self._fault = self._silence
 
     def _take(self, message: wire.ToClient) -> None:
         self._last_sign_s = time.monotonic()
@@ -294,7 +314,9 @@ class EngineProcess:
         elif isinstance(message, wire.Refused):
             self._streams.refuse(message.request_id, _error_of(message))
         elif isinstance(message, wire.Heartbeat):
-            self._stats = message.stats
+            self._stats, self._trouble = message.stats, message.trouble
+        elif isinstance(message, wire.Failed):
+            self._fault = message.message
         elif isinstance(message, wire.Trace) and (answer := self._traces.pop(message.first, None)):
             answer.set_result(message.steps)
 
@@ -302,15 +324,26 @@ class EngineProcess:
         """End the process by pid, gently first; returns when it is gone."""
         process, socket = self._process, self._socket
         self._process = self._socket = None
-        if process is not None:
-            process.terminate()
-            try:
-                await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
+        try:
+            if process is not None:
+                process.terminate()
+                await _wait_for(process)
+        finally:
+            if process is not None and process.poll() is None:
                 process.kill()
-                await asyncio.to_thread(process.wait)
-        if socket is not None:
-            socket.close(linger=0)
+            if socket is not None:
+                socket.close(linger=0)
+        if process is not None and not await _wait_for(process):
+            log.error("the engine's process %d was killed and is still there", process.pid)
+
+
+async def _wait_for(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether a process has ended, waited for as long as one may take to end."""
+    try:
+        await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _error_of(message: wire.Failed | wire.Refused) -> errors.EngineError:

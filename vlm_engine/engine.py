@@ -2,28 +2,25 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 
-from vlm_engine.answers import Answers, AnswerText
 from vlm_engine.budget import TimeBudget
-from vlm_engine.choosing import Run
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
 from vlm_engine.errors import RequestError
 from vlm_engine.grammar import CompiledForm, Grammars
+from vlm_engine.health import StepHealth, is_lost
 from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
-from vlm_engine.plan import Chunk, StepPlan
-from vlm_engine.request import FinishReason, GenerationRequest, TokenEvent
+from vlm_engine.plan import StepPlan
+from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner, StepResult
+from vlm_engine.running import RunningRequests
 from vlm_engine.scheduling import make_scheduler
-from vlm_engine.sequence import Placeholder, Sequence
 from vlm_engine.speculation import SpeculationStats
-from vlm_engine.token_bytes import TokenBytes
 from vlm_engine.trace import StepTimes, StepTrace, Tracer
 from vlm_engine.turn import Turn, TurnStats
 from vlm_engine.turn_queue import TurnQueue
@@ -63,7 +60,6 @@ class Engine:
         self.model = model or load_model(config)
         self.runner = ModelRunner(self.model, config)
         self.cost_model = CostModel(has_side=self.runner.has_side)
-        self.metrics = EngineMetrics()
         self.scheduler = make_scheduler(config, self.cost_model, self.runner.num_blocks)
         spec = self.model.spec
         longest = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
@@ -76,10 +72,17 @@ class Engine:
         self._aside_since_s = 0.0
         self._untold: list[TokenEvent] = []
         self._clock = clock
-        self._sequences: dict[str, Sequence] = {}
-        self._answers: dict[str, Answers] = {}
-        self._texts: dict[str, AnswerText] = {}
-        self._token_bytes = TokenBytes(self.model.prompts.tokenizer)
+        self._requests = self._no_requests()
+        self.health = StepHealth(clock)
+
+    def _no_requests(self) -> RunningRequests:
+        longest = self.limits.max_model_len
+        return RunningRequests(self.model, self.runner, self.scheduler, longest, self._clock)
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What was measured since the start, or the last `start_over`."""
+        return self._requests.metrics
 
     @property
     def has_work(self) -> bool:
@@ -137,47 +140,24 @@ class Engine:
             RequestError: It can never run, or its id is in use.
         """
         self.limits.check(prompt, request.sampling)
-        if request.request_id in self._answers or request.request_id in self._sequences:
+        if request.request_id in self._requests:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
         if form is None and request.sampling.structured is not None:
             form = self.grammars.compile(request.sampling.structured)
         self._finish_aside(request.request_id)
-        answers = Answers(request, prompt, self._with_slices(prompt), form)
-        self._answers[request.request_id] = answers
-        self._start(answers, 0, preprocess_s)
+        self._requests.submit(request, prompt, preprocess_s, form)
 
     def _finish_aside(self, request_id: str) -> None:
         """Wait for the side thread where it still works for an ended request of the same id."""
         if any(request_id in (s.parent_id, s.request_id) for s in self.scheduler.aside.sequences):
             self._untold += self._land()
 
-    def _start(self, answers: Answers, index: int, preprocess_s: float = 0.0) -> None:
-        """Queue one of a request's answers."""
-        request, prompt = answers.part(index), answers.prompt
-        sampling = request.sampling
-        room = self.limits.max_model_len - len(prompt.token_ids)
-        wanted = sampling.max_tokens or self.model.spec.usual_tokens(sampling.min_tokens)
-        sequence = Sequence(
-            request=request,
-            token_ids=list(prompt.token_ids),
-            num_prompt_tokens=len(prompt.token_ids),
-            placeholders=answers.placeholders,
-            max_tokens=room if wanted is None else min(wanted, room),
-            stop_token_ids=frozenset(sampling.stop_token_ids)
-            | (frozenset() if sampling.ignore_eos else self.model.spec.stop_token_ids),
-            arrival_s=self._clock(),
-            index=index,
-            parent_id=answers.request.request_id,
-            preprocess_s=preprocess_s,
-        )
-        self._sequences[request.request_id] = answers.running[request.request_id] = sequence
-        tokenizer = self.model.prompts.tokenizer
-        self._texts[request.request_id] = AnswerText(tokenizer, self._token_bytes, sampling)
-        self.runner.add(sequence, prompt, answers.form.start() if answers.form else None)
-        self.scheduler.add(sequence)
-
     def step(self) -> list[TokenEvent]:
-        """Compute one step and return what happened, in the order of importance."""
+        """Compute one step and return what happened, in the order of importance.
+
+        Raises:
+            EngineBroken: No step succeeds any more, or none does anything; see `StepHealth`.
+        """
         untold, self._untold = self._untold, []
         if not self.scheduler.is_aside_busy:
             self._start_aside()
@@ -216,13 +196,15 @@ class Engine:
         start_s = self._clock()
         plan = self.scheduler.plan(start_s)
         planned_s = self._clock()
-        events = [self._end(sequence, "expired") for sequence in plan.expired]
+        events = [self._requests.end(sequence, "expired") for sequence in plan.expired]
         if plan.turn is not None and self._lend is not None:
             self._lend(plan.turn)
         lent_s = self._clock()
         if plan.is_empty:
             if self.scheduler.is_aside_busy:
                 self.runner.is_aside_done(SIDE_WAIT_S)
+            elif plan.turn is None and not events and self._requests.ids:
+                self.health.stand_still()
             if plan.turn is not None:
                 self._trace(plan, StepTimes(start_s, planned_s, lent_s, lent_s))
             self.runner.forget_images(plan.evicted)
@@ -245,19 +227,21 @@ class Engine:
         events = []
         for chunk in sampled:
             if chunk.sequence.request_id in result.broken:
-                events += self._give_up([chunk.sequence], result.broken[chunk.sequence.request_id])
-        now = self._clock()
+                events += self._requests.give_up([chunk.sequence], result.broken[chunk.sequence.request_id])
+        if sampled and len(events) == len(sampled):
+            self.health.fail(events[0].error or "")
+        else:
+            self.health.succeed()
         going_on = (chunk for chunk in sampled if chunk.sequence.finish_reason is None)
-        return events + [self._advance(c, result.runs[c.sequence.request_id], now) for c in going_on]
+        return events + [self._requests.advance(c, result.runs[c.sequence.request_id]) for c in going_on]
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request in any state and free all it holds; returns its last event if it ran."""
-        answers = self._answers.get(request_id)
-        if answers is None:
-            return None
-        sequence = next(iter(answers.running.values()))
-        self.scheduler.finish(sequence, "cancelled")
-        return self._end(sequence, "cancelled")
+        event = self._requests.abort(request_id)
+        if event is not None:
+            self.health.move()
+            self._untold = [other for other in self._untold if other.request_id != request_id]
+        return event
 
     def close(self) -> None:
         """End the threads and processes beside the engine."""
@@ -273,7 +257,7 @@ class Engine:
         """
         self.add(request)
         text = ""
-        while request.request_id in self._answers:
+        while request.request_id in self._requests:
             for event in self.step():
                 if event.request_id != request.request_id or event.index:
                     continue
@@ -284,7 +268,7 @@ class Engine:
 
     def start_over(self) -> None:
         """End all requests and forget what was counted, recorded and cached; the cost model stays."""
-        for request_id in list(self._answers):
+        for request_id in self._requests.ids:
             self.abort(request_id)
         if self.scheduler.is_aside_busy:
             self._land()
@@ -293,7 +277,8 @@ class Engine:
         turns = self.scheduler.turns
         self.scheduler = make_scheduler(self.config, self.cost_model, self.runner.num_blocks)
         self.scheduler.turns = turns
-        self.metrics = EngineMetrics()
+        self._requests = self._no_requests()
+        self.health = StepHealth(self._clock)
         if self.tracer is not None:
             self.tracer = Tracer(self.config.trace_steps, self.cost_model)
         self.num_steps = 0
@@ -328,17 +313,9 @@ class Engine:
     def check_integrity(self) -> None:
         """Check all books against each other (AssertionError if off)."""
         self.scheduler.check_integrity()
-        if not self._sequences and not self.scheduler.is_aside_busy:
+        if not self._requests.ids and not self.scheduler.is_aside_busy:
             assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks, "blocks leaked"
             assert not self.scheduler.encoder_cache.num_held, "encoder entries leaked"
-
-    def _with_slices(self, prompt: PreparedPrompt) -> tuple[Placeholder, ...]:
-        """The prompt's images with the work that the encoder has on each."""
-        encoder = self.model.encoder
-        pairs = zip(prompt.placeholders, prompt.images, strict=True)
-        return tuple(
-            replace(run, slices=tuple(part.work for part in encoder.slices(image))) for run, image in pairs
-        )
 
     def _learn(self, plan: StepPlan, result: StepResult) -> None:
         """Book what was predicted beside what was measured, and have the cost model learn from it."""
@@ -369,82 +346,10 @@ class Engine:
         budget = self.scheduler.budget
         return budget.allowance_ms if isinstance(budget, TimeBudget) else None
 
-    def _advance(self, chunk: Chunk, run: Run, now: float) -> TokenEvent:
-        """Append the tokens that a sequence said and tell what text they complete."""
-        sequence = chunk.sequence
-        event = self._append(sequence, run, 0, now)
-        for index in range(1, len(run.token_ids)):
-            if event.finish_reason is not None:
-                break
-            event = event.merged(self._append(sequence, run, index, now))
-        if chunk.proposed:
-            self.scheduler.accept(chunk, len(run.token_ids) - 1)
-        if event.finish_reason is None:
-            return event
-        self.scheduler.finish(sequence, event.finish_reason)
-        return self._end(sequence, event.finish_reason, event)
-
-    def _append(self, sequence: Sequence, run: Run, index: int, now: float) -> TokenEvent:
-        """Append one token of a run and tell what text it completes."""
-        self.metrics.add_token(sequence, now)
-        if sequence.first_token_s is None:
-            sequence.first_token_s = now
-            self._start_others(sequence)
-        sequence.last_token_s = now
-        reason = sequence.append(run.token_ids[index])
-        is_complete = run.ended and index == len(run.token_ids) - 1
-        logprobs = run.logprobs[index] if run.logprobs else None
-        return self._texts[sequence.request_id].tell(sequence, "stop" if is_complete else reason, logprobs)
-
-    def _start_others(self, first: Sequence) -> None:
-        """Start a request's other answers now that they find its prompt cached."""
-        if first.index == 0:
-            answers = self._answers[first.parent_id]
-            for index in range(1, answers.request.sampling.n):
-                self._start(answers, index)
-
-    def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        event: TokenEvent | None = None,
-        *,
-        error: str | None = None,
-    ) -> TokenEvent:
-        """Forget a sequence that the scheduler has finished; its last event, made of `event` if given."""
-        self._forget(sequence)
-        now = self._clock()
-        self.metrics.add_end(sequence, reason, now)
-        event = event or TokenEvent(sequence.parent_id, index=sequence.index, usage=sequence.usage())
-        event = replace(event, finish_reason=reason, timings=sequence.timings(now), error=error)
-        answers = self._answers[sequence.parent_id]
-        if event.is_failure:
-            for other in list(answers.running.values()):
-                self.scheduler.finish(other, "cancelled")
-                self._forget(other)
-                self.metrics.add_end(other, "cancelled", now)
-        if not answers.running:
-            del self._answers[sequence.parent_id]
-        return event
-
-    def _forget(self, sequence: Sequence) -> None:
-        name = sequence.request_id
-        self.runner.remove(name)
-        del self._sequences[name], self._texts[name]
-        del self._answers[sequence.parent_id].running[name]
-
-    def _give_up(self, sequences: Iterable[Sequence], error: str) -> list[TokenEvent]:
-        """End sequences with an error, and with each the request that it belongs to."""
-        events = []
-        for sequence in sequences:
-            if sequence.finish_reason is None:
-                self.scheduler.finish(sequence, "error")
-                events.append(self._end(sequence, "error", error=error))
-        return events
-
     def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """End the sequences of a plan whose step raised; the others go on."""
-        events = self._give_up(plan.sequences, f"{type(error).__name__}: {error}")
+        events = self._requests.give_up(plan.sequences, f"{type(error).__name__}: {error}")
         for item in plan.encodes:
             self.scheduler.encoder_cache.drop(item.image.digest)
+        self.health.fail(f"{type(error).__name__}: {error}", is_final=is_lost(error))
         return events

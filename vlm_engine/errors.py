@@ -12,6 +12,7 @@
     ├── EngineBusy              too much of what comes seldom waits; the same request may succeed later
     ├── GateError               detectors cannot be let in to share the device
     └── EngineStopped           the engine was closed or its loop died
+        └── EngineBroken        its steps fail, or move nothing; a new engine may do better
 """
 
 
@@ -62,3 +63,7 @@ class EngineBusy(EngineError):
 
 class EngineStopped(EngineError):
     """The engine was closed, or its loop died, while a request was running."""
+
+
+class EngineBroken(EngineStopped):
+    """No step succeeds any more, or none moves anything; only a new engine may do better."""

@@ -133,7 +133,7 @@ class TokenEvent:
             self.text + later.text,
             self.token_ids + later.token_ids,
             later.finish_reason,
-            later.usage,
+            later.usage or self.usage,
             later.timings,
             later.error,
             later.index,

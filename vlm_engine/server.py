@@ -4,6 +4,7 @@ Started by `EngineProcess` through `vlm_engine.process`. Nothing else runs here,
 thread beside the step loop takes the interpreter away from it.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -18,12 +19,14 @@ from transformers.utils import logging as transformers_logging
 
 from vlm_engine import wire
 from vlm_engine.engine import Engine
-from vlm_engine.errors import EngineError, RequestError
+from vlm_engine.errors import EngineBroken, EngineError, RequestError
 from vlm_engine.gate_server import GateServer
 from vlm_engine.grammar import Compiling
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.warm_up import keep_costs, warm_up
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
 COMPILE_POLL_MS = 2
@@ -55,11 +58,18 @@ class EngineServer:
         self._heartbeat_s = 0.0
 
     def run(self) -> None:
-        """Serve until the client says so or its process is gone."""
+        """Serve until the client says so or its process is gone.
+
+        Raises:
+            EngineBroken: The engine cannot go on; the client knows.
+        """
         dtype = str(self._engine.model.spec.dtype).removeprefix("torch.")
         self._send(wire.Ready(self._engine.limits, self._engine.stats(), dtype))
         try:
             self._loop()
+        except EngineBroken as error:
+            self._send(wire.Failed(type(error).__name__, str(error)))
+            raise
         finally:
             if self._gate is not None:
                 self._gate.close()
@@ -93,9 +103,9 @@ class EngineServer:
             self._is_closing = True
 
     def _submit(self, header: wire.Submit, frames: wire.Frames) -> None:
-        prepared = (*wire.decode_submit(header, frames), header.preprocess_s)
         name, form = header.request_id, header.sampling.structured
         with self._refusing(name):
+            prepared = (*wire.decode_submit(header, frames), header.preprocess_s)
             if form is None:
                 self._engine.submit(*prepared)
             else:
@@ -112,12 +122,15 @@ class EngineServer:
 
     @contextmanager
     def _refusing(self, request_id: str) -> Iterator[None]:
-        """Tell the client of a request that is not queued."""
+        """Tell the client of a request that is not queued; the others go on."""
         try:
             yield
         except EngineError as error:
             field = error.field if isinstance(error, RequestError) else None
             self._send(wire.Refused(request_id, type(error).__name__, str(error), field))
+        except Exception as error:
+            log.exception("request %s cannot be taken", request_id)
+            self._send(wire.Refused(request_id, "EngineError", f"it cannot be taken: {error!r}"))
 
     def _tell(self, events: list[TokenEvent]) -> None:
         """Hand over the news of one step in one message."""
@@ -128,7 +141,7 @@ class EngineServer:
         now = time.monotonic()
         if now - self._heartbeat_s >= HEARTBEAT_S:
             self._heartbeat_s = now
-            self._send(wire.Heartbeat(self._engine.stats()))
+            self._send(wire.Heartbeat(self._engine.stats(), self._engine.health.reason))
 
     def _send(self, message: wire.ToClient) -> None:
         self._socket.send(wire.encode(message))

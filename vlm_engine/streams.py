@@ -17,14 +17,27 @@ class Stream:
     def __init__(self, num_answers: int = 1) -> None:
         self.num_answers = num_answers
         self._pending: dict[int, TokenEvent] = {}
+        self._open = set(range(num_answers))
         self._refusal: EngineError | None = None
         self._ready = asyncio.Event()
 
     def push(self, event: TokenEvent) -> None:
-        """Add an event; runs in the reader's event loop."""
+        """Add an event, unless its answer has ended; runs in the reader's event loop."""
+        if event.index not in self._open:
+            return
+        if event.is_failure:
+            self._open.clear()
+        elif event.is_last:
+            self._open.remove(event.index)
         before = self._pending.get(event.index)
         self._pending[event.index] = event if before is None else before.merged(event)
         self._ready.set()
+
+    def fail(self, request_id: str, reason: str) -> None:
+        """End what has not ended with an error; what has is told to its reader as it is."""
+        if self._open:
+            index = min(self._open)
+            self.push(TokenEvent(request_id, finish_reason="error", error=reason, index=index))
 
     def refuse(self, error: EngineError) -> None:
         """Tell the reader that its request was not queued."""
@@ -36,7 +49,9 @@ class Stream:
         await self._ready.wait()
         if self._refusal is not None:
             raise self._refusal
-        event = self._pending.pop(next(iter(self._pending)))
+        # why: a failure ends the request, and answers that are complete are to be read before it
+        index = min(self._pending, key=lambda each: self._pending[each].is_failure)
+        event = self._pending.pop(index)
         if not self._pending:
             self._ready.clear()
         return event
@@ -90,5 +105,6 @@ class Streams:
             stream.refuse(error)
 
     def end_all(self, reason: str) -> None:
-        """End every stream with an error event."""
-        self.deliver([TokenEvent(name, finish_reason="error", error=reason) for name in self._streams])
+        """End every stream that has not ended with an error event."""
+        for name, stream in self._streams.items():
+            stream.fail(name, reason)

@@ -84,7 +84,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be loaded; `kind` names the error class."""
+    """The model cannot be loaded, or the engine cannot go on; `kind` names the error class."""
 
     kind: str
     message: str
@@ -113,9 +113,13 @@ class Trace(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The loop runs; sent at least twice a second unless a step takes longer."""
+    """The loop runs; sent at least twice a second unless a step takes longer.
+
+    `trouble` says why requests fail or do not move all the same.
+    """
 
     stats: EngineStats
+    trouble: str | None = None
 
 
 ToServer = Submit | Abort | TraceWanted | Close

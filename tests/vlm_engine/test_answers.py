@@ -55,6 +55,16 @@ def test_answers_of_one_request_differ_and_share_its_prompt(model: VisionLanguag
     assert all(usage and usage.cached_tokens >= usage.prompt_tokens - 17 for usage in usages[1:])
 
 
+def test_a_request_may_be_called_as_an_answer_of_another(model: VisionLanguageModel) -> None:
+    settings = {"temperature": 1.2, "seed": 5}
+    mine = wish("r answer 1", "something else", **settings)
+    alone, several = answer(make_engine(model), mine), answers(make_engine(model), wish("r", n=2, **settings))
+    for order in ((wish("r", n=2, **settings), mine), (mine, wish("r", n=2, **settings))):
+        together = answers(make_engine(model), *order)
+        assert together["r answer 1", 0].token_ids == alone.token_ids
+        assert all(together[key].token_ids == event.token_ids for key, event in several.items())
+
+
 def test_answer_i_is_that_of_seed_plus_i(model: VisionLanguageModel) -> None:
     settings = {"temperature": 1.2, "top_p": 0.9, "min_p": 0.02, "presence_penalty": 0.5}
     several = answers(make_engine(model), wish("r", n=3, seed=20, **settings))

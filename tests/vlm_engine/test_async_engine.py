@@ -8,14 +8,16 @@ import shutil
 import signal
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tests.vlm_engine.test_engine import ask, picture
 from vlm_engine import (
@@ -29,6 +31,7 @@ from vlm_engine import (
     RequestError,
     StructuredOutput,
     TokenEvent,
+    async_engine,
 )
 from vlm_engine.models import load_model
 
@@ -309,7 +312,7 @@ async def test_a_restart_that_cannot_begin_is_tried_again(
 
 async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_checkpoint: Path) -> None:
     """A7: frozen from outside, no sign of life; closing ends streams here too."""
-    engine = EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.0)
+    engine = EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=2.0)
     assert not engine.is_healthy
     async with started(engine):
         pid = engine.pid
@@ -317,7 +320,81 @@ async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_c
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: not engine.is_healthy)
         assert "no sign of life" in (engine.unhealthy_reason or "")
+        with pytest.raises(EngineStopped, match="no sign of life"):
+            await collect(engine, "y", "hello")
         os.kill(pid, signal.SIGCONT)
         await until(lambda: engine.is_healthy)
         await assert_closing_ends_streams(engine)
     assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_process_that_stays_silent_is_started_again(qwen3_vl_checkpoint: Path) -> None:
+    async with started(EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.5)) as engine:
+        pid = engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        (event,) = await collect(engine, "x", "hello")
+        assert event.finish_reason == "error"
+        assert "no sign of life for" in (event.error or "")
+        await until(lambda: engine.is_healthy, START_S)
+        assert engine.num_restarts == 1
+        assert not Path(f"/proc/{pid}").exists()
+        assert (await collect(engine, "y", "hello"))[-1].finish_reason == "length"
+
+
+@pytest.fixture
+def broken_checkpoint(qwen3_vl_checkpoint: Path, tmp_path: Path) -> Path:
+    """One that loads and never gives a number."""
+    shutil.copytree(qwen3_vl_checkpoint, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name: torch.full_like(t, torch.nan) if "norm" in name else t for name, t in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    return tmp_path
+
+
+async def test_a_process_whose_steps_all_fail_is_unhealthy_and_started_again(broken_checkpoint: Path) -> None:
+    async with started(EngineProcess(config_of(broken_checkpoint))) as engine:
+        reasons, number = set(), 0
+        async with asyncio.timeout(START_S):
+            while not engine.num_restarts:
+                with suppress(EngineStopped):
+                    events = await collect(engine, f"r{number}", "hello")
+                    assert events[-1].finish_reason == "error"
+                number += 1
+                await asyncio.sleep(0.3)
+                reasons.add(engine.unhealthy_reason or "")
+        assert any(
+            re.match("the last [0-9]+ steps failed: the model gave no finite", each) for each in reasons
+        )
+        assert any(re.match("[0-9]+ steps in a row failed.*; it is being started", each) for each in reasons)
+
+
+async def test_who_goes_while_the_steps_are_told_ends_nobody_else(qwen3_vl_checkpoint: Path) -> None:
+    """A cancelled question, and one that fails, leave the loop running."""
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint))
+    await engine.start()
+    for _ in range(20):
+        task = asyncio.create_task(engine.trace())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    engine._call(lambda inner: inner.abort([]))  # type: ignore[arg-type]
+    broken = ask("bad", picture())
+    prompt, _ = await asyncio.to_thread(engine.engine.prepare, broken)
+    engine._call(lambda inner: engine._submit(inner, broken, replace(prompt, images=()), 0.0, None))
+    assert (await collect(engine, "x", "hello"))[-1].finish_reason == "length"
+    assert engine.is_healthy
+    engine.engine.check_integrity()
+    await engine.close()
+
+
+async def test_a_hung_step_does_not_hold_up_the_end(
+    qwen3_vl_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_engine, "STOP_TIMEOUT_S", 0.2)
+    engine = AsyncEngine(config_of(qwen3_vl_checkpoint), load=Frozen)
+    await engine.start()
+    task = asyncio.create_task(collect(engine, "x", "hello", max_tokens=1))
+    await asyncio.sleep(0.3)
+    await engine.close()
+    assert (await task)[-1].error == "the engine is closed"
