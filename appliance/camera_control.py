@@ -15,12 +15,12 @@ from pydantic_core import from_json
 
 from appliance.board import BoardReader
 from appliance.camera_settings import CameraSettings
-from appliance.frigate import in_our_words
+from appliance.frigate import in_our_words, in_written_words
 from appliance.processes import Child, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
 from vision.errors import SourceUnsupported
-from vision.urls import STREAM_SCHEMES, is_stream, parse_stream_url
+from vision.urls import STREAM_SCHEMES, is_stream, parse_stream_url, redact
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ class CameraControl:
         self._start = start
         self._worker = self._started() if settings.cameras else None
         self._is_wanted = asyncio.Event()
+        # invariant: what was checked against the cameras that there are is what they are changed into
+        self.changing = asyncio.Lock()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -73,14 +75,29 @@ class CameraControl:
         if self._worker is not None:
             await self._worker.stop()
 
-    def add(self, name: str, keys: Mapping[str, Any]) -> None:
-        """Takes in a new camera; `keys` as under `cameras.NAME` in the settings. Raises `CameraRefused`."""
-        if name in self._settings.cameras:
-            raise CameraExists(f"there is a camera {name!r} already: change it, or take another name", "name")
-        self._set({**self._dumped(), name: dict(keys)}, name)
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """What holds for a camera, as it is written, without its address; raises `KeyError`."""
+        camera = self._settings.cameras[name]
+        return in_written_words(camera.model_dump(mode="json", exclude={"source", "ffmpeg"}))
 
-    def change(self, name: str, keys: Mapping[str, Any]) -> None:
+    def without_address(self, name: str, text: str) -> str:
+        """A text about a camera that shows no more of its address than host and port; raises `KeyError`."""
+        return redact(text.replace(self._settings.cameras[name].source, "its source"))
+
+    async def add(self, name: str, keys: Mapping[str, Any]) -> None:
+        """Takes in a new camera; `keys` as under `cameras.NAME` in the settings. Raises `CameraRefused`."""
+        async with self.changing:
+            if name in self._settings.cameras:
+                message = f"there is a camera {name!r} already: change it, or take another name"
+                raise CameraExists(message, "name")
+            await self._set({**self._dumped(), name: dict(keys)}, name)
+
+    async def change(self, name: str, keys: Mapping[str, Any]) -> None:
         """Changes some keys of a camera, nested ones by themselves; raises `CameraRefused`, `KeyError`."""
+        async with self.changing:
+            await self._change(name, keys)
+
+    async def _change(self, name: str, keys: Mapping[str, Any]) -> None:
         cameras = self._dumped()
         known = cameras[name]
         if keys.keys() & {"source", "ffmpeg"}:
@@ -90,13 +107,14 @@ class CameraControl:
         if isinstance(detect, Mapping) and "fps" in detect:
             # why: likewise; what a camera says itself would hold before it.
             known = {**known, "fps": None}
-        self._set({**cameras, name: _merged(known, keys)}, name)
+        await self._set({**cameras, name: _merged(known, keys)}, name)
 
-    def remove(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         """Ends a camera; raises `KeyError` when there is none of that name."""
-        cameras = dict(self._settings.cameras)
-        del cameras[name]
-        self._tell(self._settings.model_copy(update={"cameras": cameras}))
+        async with self.changing:
+            cameras = dict(self._settings.cameras)
+            del cameras[name]
+            self._tell(self._settings.model_copy(update={"cameras": cameras}))
 
     def reload(self, settings: Settings) -> None:
         """Makes the cameras those of `settings`; what else is in them waits for the next start."""
@@ -105,10 +123,12 @@ class CameraControl:
     def _dumped(self) -> dict[str, Any]:
         return {name: camera.model_dump() for name, camera in self._settings.cameras.items()}
 
-    def _set(self, wanted: Mapping[str, Any], name: str) -> None:
+    async def _set(self, wanted: Mapping[str, Any], name: str) -> None:
         try:
             words, _ = in_our_words({"cameras": wanted})
-            checked = Settings.model_validate({**self._settings.model_dump(), **words})
+            whole = {**self._settings.model_dump(), **words}
+            # why: a form for answers is tried out, which takes some seconds at worst
+            checked = await asyncio.to_thread(Settings.model_validate, whole)
         except ValidationError as error:
             raise _refused(error, name) from None
         known = self._settings.cameras.get(name)
@@ -140,10 +160,11 @@ def start_worker(payload: Callable[[], bytes]) -> Supervisor:
     return Supervisor("vision worker", lambda: Child(next(targets), payload(), is_told_more=True))
 
 
-def reload_from(control: CameraControl, load: Callable[[], Settings]) -> None:
+async def reload_from(control: CameraControl, load: Callable[[], Settings]) -> None:
     """Reads the settings again; with a mistake in them everything stays, and the log says why."""
     try:
-        control.reload(load())
+        async with control.changing:
+            control.reload(await asyncio.to_thread(load))
     except SettingsError as error:
         logger.error("the settings were not read again: %s", error)
     else:

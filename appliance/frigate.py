@@ -89,6 +89,14 @@ def in_our_words(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     return _without_disabled(data), renamed
 
 
+def in_written_words(camera: Mapping[str, Any]) -> dict[str, Any]:
+    """A camera's settings under the names that are best written: what `in_our_words` reads."""
+    describe = dict(camera["describe"])
+    cooldown = {what: describe.pop(ours) for what, ours in _COOLDOWNS.items()}
+    written = {WRITTEN.get(name, name): value for name, value in describe.items()}
+    return {**camera, "describe": {**written, "cooldown": cooldown}}
+
+
 def _camera(camera: Mapping[str, Any], path: str, renamed: dict[str, str]) -> dict[str, Any]:
     camera = _without_disabled(camera)
     if isinstance(camera.get("describe"), Mapping):

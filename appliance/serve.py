@@ -79,10 +79,22 @@ async def serve(
     async with AsyncExitStack() as stack:
         service = _Service(settings, stack)
         if load is not None:
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, reload_from, service.cameras, load)
+            _reload_at_sighup(service.cameras, load)
         with suppress(StoppedError):
             await run_beside(service.run(listener, on_ready), service.end_when(stop))
+
+
+def _reload_at_sighup(cameras: CameraControl, load: Callable[[], Settings]) -> None:
+    """From now on the cameras are read again at each SIGHUP."""
+    # why: asyncio alone would let go of a task that runs
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = asyncio.create_task(reload_from(cameras, load))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
 
 
 class _Service:

@@ -10,19 +10,19 @@ from appliance.api.room import BytePlace
 from appliance.api.services import ApiLimits
 
 
-async def read_body(request: Request, limits: ApiLimits, place: BytePlace) -> bytes:
-    """The whole body, in its `place`.
+async def read_body(request: Request, limits: ApiLimits, place: BytePlace, max_bytes: int) -> bytes:
+    """The whole body of at most `max_bytes`, in its `place`.
 
     Raises `ApiError`: 408 and 413 when it takes too long or has too many bytes, 503 when there is no room.
     """
     try:
         async with asyncio.timeout(limits.body_timeout_s):
-            body = await _read_at_most(request, limits.max_body_bytes, place)
+            body = await _read_at_most(request, max_bytes, place)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_timeout_s:g} s"
         raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, code="body_timeout") from None
     if body is None:
-        message = f"the body has more than the {limits.max_body_bytes} bytes that are accepted"
+        message = f"the body has more than the {max_bytes} bytes that are accepted"
         raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large")
     return body
 

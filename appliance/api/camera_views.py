@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 
 from appliance.api.bodies import read_body
+from appliance.api.camera_bodies import camera_body
 from appliance.api.errors import ApiError, bad_request, not_found
 from appliance.api.services import CameraChanges, Services, services_of
-from appliance.api.views import camera_body
 from appliance.camera_control import CameraRefused
 
 router = APIRouter()
@@ -19,7 +19,7 @@ router = APIRouter()
 
 @router.get("/v1/cameras/{name}")
 async def get_camera(request: Request, name: str) -> dict[str, Any]:
-    """How one camera is doing, without its address; 404 for an unknown one."""
+    """How one camera is doing, and what holds for it, without its address; 404 for an unknown one."""
     return await _camera(services_of(request), name)
 
 
@@ -39,7 +39,7 @@ async def add_camera(request: Request) -> Response:
             HTTPStatus.CONFLICT, f"there is a camera {name!r} already", param="name", code="exists"
         )
     try:
-        changes.add(name, keys)
+        await changes.add(name, keys)
     except CameraRefused as error:
         raise _refused(error) from None
     return JSONResponse(await _camera(services, name), HTTPStatus.CREATED)
@@ -51,7 +51,7 @@ async def change_camera(request: Request, name: str) -> dict[str, Any]:
     services = services_of(request)
     changes, keys = _changes(services), await _keys(request, services)
     try:
-        changes.change(name, keys)
+        await changes.change(name, keys)
     except CameraRefused as error:
         raise _refused(error) from None
     except KeyError:
@@ -64,7 +64,7 @@ async def remove_camera(request: Request, name: str) -> dict[str, Any]:
     """End a camera; its events stay."""
     changes = _changes(services_of(request))
     try:
-        changes.remove(name)
+        await changes.remove(name)
     except KeyError:
         raise _unknown(changes, name) from None
     return {"name": name, "object": "camera", "deleted": True}
@@ -77,10 +77,11 @@ def _changes(services: Services) -> CameraChanges:
 
 
 async def _keys(request: Request, services: Services) -> dict[str, Any]:
+    with services.bodies.place() as place:
+        body = await read_body(request, services.limits, place, services.limits.max_settings_bytes)
     try:
-        with services.bodies.place() as place:
-            keys = json.loads(await read_body(request, services.limits, place))
-    except ValueError as error:
+        keys = json.loads(body, object_pairs_hook=_once, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(keys, dict):
         raise bad_request("body: has to be an object with the keys of a camera")
@@ -92,7 +93,19 @@ async def _camera(services: Services, name: str) -> dict[str, Any]:
     if name not in statuses:
         known = ", ".join(sorted(statuses)) or "none"
         raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
-    return camera_body(statuses[name])
+    return camera_body(statuses[name], services, has_settings=True)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return table
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
 
 
 def _unknown(changes: CameraChanges, name: str) -> ApiError:

@@ -59,7 +59,7 @@ async def _read(
     `held` gets the room that the messages take until the engine has them.
     """
     with services.bodies.place() as place:
-        body = await read_body(request, services.limits, place)
+        body = await read_body(request, services.limits, place, services.limits.max_body_bytes)
         watch = await resources.enter_async_context(ClientWatch(request.receive))
         chat = await watch.race(services.in_thread(lambda: parse_chat(body)))
         services.check_model(chat.model)

@@ -82,13 +82,19 @@ class CameraChanges(Protocol):
     def names(self) -> Sequence[str]:
         """The cameras that are wanted."""
 
-    def add(self, name: str, keys: Mapping[str, Any]) -> None:
+    def settings_of(self, name: str) -> dict[str, Any]:
+        """What holds for a camera, without its address."""
+
+    def without_address(self, name: str, text: str) -> str:
+        """A text about a camera that shows no more of its address than host and port."""
+
+    async def add(self, name: str, keys: Mapping[str, Any]) -> None:
         """Take in a new camera."""
 
-    def change(self, name: str, keys: Mapping[str, Any]) -> None:
+    async def change(self, name: str, keys: Mapping[str, Any]) -> None:
         """Change some keys of a camera."""
 
-    def remove(self, name: str) -> None:
+    async def remove(self, name: str) -> None:
         """End a camera."""
 
 
@@ -99,13 +105,15 @@ class ApiLimits:
     `max_chats` run or wait at once, beyond it they get a 503 before their body is read; `max_decodes`
     requests are parsed and their images decoded at once, in threads. The pictures of a request may have
     `max_pixels` together; `max_pixels_in_hand` of all requests are in memory until the engine has them, and
-    `max_bytes_in_hand` of their bodies: more pixels wait, more bytes are refused (503). A body that takes
-    longer than `body_timeout_s` to arrive is given up, so that slow senders cannot hold all places.
+    `max_bytes_in_hand` of their bodies: more pixels wait, more bytes are refused (503). The settings of a
+    camera may have `max_settings_bytes`. A body that takes longer than `body_timeout_s` to arrive is given
+    up, so that slow senders cannot hold all places.
     """
 
     max_chats: int = 64
     max_decodes: int = 4
     max_body_bytes: int = 32 * 2**20
+    max_settings_bytes: int = 2**20
     body_timeout_s: float = 60.0
     max_bytes_in_hand: int = 256 * 2**20
     max_pixels: int = 100_000_000

@@ -10,10 +10,10 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.requests import Request
 
+from appliance.api.camera_bodies import camera_body
 from appliance.api.errors import not_found
 from appliance.api.services import Services, services_of
 from appliance.describe_books import DescribeStats
-from appliance.jobs import CameraStatus
 
 ASSETS = Path(__file__).parent.parent / "assets"
 # why: the page shows what a model wrote about what a camera saw; nothing of that may ever run
@@ -70,9 +70,10 @@ async def get_health(request: Request) -> Response:
 
 @router.get("/v1/cameras")
 async def list_cameras(request: Request) -> dict[str, Any]:
-    """How every camera is doing, without its address."""
-    statuses = await services_of(request).cameras.statuses()
-    return {"object": "list", "data": [camera_body(status) for status in statuses]}
+    """How every camera is doing, in the order of the settings, without its address."""
+    services = services_of(request)
+    statuses = await services.cameras.statuses()
+    return {"object": "list", "data": [camera_body(status, services) for status in statuses]}
 
 
 @router.get("/v1/cameras/{name}/frame.jpg")
@@ -97,13 +98,6 @@ def _model(name: str, services: Services) -> dict[str, Any]:
         "owned_by": "vision-appliance",
         "root": services.model_names[0],
     }
-
-
-def camera_body(status: CameraStatus) -> dict[str, Any]:
-    """A camera as the API tells of it."""
-    # why: `error` may repeat the camera's URL with its password; `open_events` are between worker and front.
-    hidden = ("error", "open_events")
-    return {name: getattr(status, name) for name in status.__struct_fields__ if name not in hidden}
 
 
 async def _queue_health(services: Services) -> dict[str, Any]:

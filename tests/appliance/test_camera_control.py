@@ -56,19 +56,19 @@ async def told(tmp_path: Path) -> Any:
 
 async def test_a_camera_comes_changes_and_goes(told):
     control = told.control
-    control.add("gate", {"source": URL, "detect": {"width": 640, "fps": 5}})
+    await control.add("gate", {"source": URL, "detect": {"width": 640, "fps": 5}})
     gate = told.cameras(2)["gate"]
     assert (gate["source"], gate["detect"]["fps"], gate["enabled"]) == (URL, 5, True)
     assert set(told.board.names) == {"file", "gate"}
 
-    control.change("gate", {"enabled": False, "detect": {"fps": 2}})
+    await control.change("gate", {"enabled": False, "detect": {"fps": 2}})
     gate = told.cameras(3)["gate"]
     assert (gate["source"], gate["enabled"]) == (URL, False)
     assert (gate["detect"]["width"], gate["detect"]["fps"]) == (640, 2)
 
-    control.change("gate", {"source": "synthetic://yard"})
+    await control.change("gate", {"source": "synthetic://yard"})
     assert told.cameras(4)["gate"]["source"] == "synthetic://yard"
-    control.remove("gate")
+    await control.remove("gate")
     assert set(told.cameras(5)) == {"file"} == set(told.board.names)
 
 
@@ -80,18 +80,18 @@ async def test_a_camera_comes_changes_and_goes(told):
 async def test_the_api_names_no_files_of_this_machine(told, source):
     """A4."""
     with pytest.raises(CameraRefused) as refused:
-        told.control.add("bad", {"source": source})
+        await told.control.add("bad", {"source": source})
     assert refused.value.field == "source"
     with pytest.raises(CameraRefused):
-        told.control.add("bad", {"ffmpeg": {"inputs": [{"path": source, "roles": ["detect"]}]}})
+        await told.control.add("bad", {"ffmpeg": {"inputs": [{"path": source, "roles": ["detect"]}]}})
     with pytest.raises(CameraRefused):
-        told.control.change("file", {"source": source})
+        await told.control.change("file", {"source": source})
 
     assert told.control.names == ("file",)
 
 
 async def test_other_keys_of_a_camera_on_a_file_may_change(told):
-    told.control.change("file", {"enabled": False})
+    await told.control.change("file", {"enabled": False})
 
     assert told.cameras(2)["file"]["source"] == "/srv/street.mp4"
 
@@ -132,7 +132,7 @@ async def test_other_keys_of_a_camera_on_a_file_may_change(told):
 )
 async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, field):
     with pytest.raises(CameraRefused) as refused:
-        told.control.add(name, keys)
+        await told.control.add(name, keys)
 
     assert refused.value.field == field
     assert "s3cret" not in str(refused.value)
@@ -149,42 +149,44 @@ async def test_nothing_is_told_that_the_worker_could_not_read(told, monkeypatch)
     with pytest.raises(CameraRefused, match="cannot be handed on"):
         told.control.reload(settings.model_copy(update={"cameras": {"file": broken}}))
 
-    told.control.change("file", {"enabled": False})
+    await told.control.change("file", {"enabled": False})
     assert told.cameras(2)["file"]["enabled"] is False
 
 
 async def test_a_camera_may_be_given_in_frigates_words(told):
-    told.control.add("gate", {"source": URL, "describe": {"objects": ["car"], "cooldown": {"track": 9}}})
-    told.control.change("gate", {"describe": {"objects": ["dog"]}})
+    await told.control.add(
+        "gate", {"source": URL, "describe": {"objects": ["car"], "cooldown": {"track": 9}}}
+    )
+    await told.control.change("gate", {"describe": {"objects": ["dog"]}})
     describe = told.cameras(3)["gate"]["describe"]
 
     assert (describe["labels"], describe["track_cooldown_s"], describe["cooldown_s"]) == (["dog"], 9, 10)
 
 
 async def test_of_both_ways_to_say_how_many_frames_the_newer_holds(told):
-    told.control.change("file", {"fps": 2})
-    told.control.change("file", {"detect": {"fps": 5}})
+    await told.control.change("file", {"fps": 2})
+    await told.control.change("file", {"detect": {"fps": 5}})
     told.cameras(3)
     assert told.control._settings.cameras["file"].max_fps == 5
-    told.control.change("file", {"fps": 3})
+    await told.control.change("file", {"fps": 3})
     assert told.control._settings.cameras["file"].max_fps == 3
 
 
 async def test_names_that_are_taken_or_unknown(told):
     with pytest.raises(CameraExists):
-        told.control.add("file", {"source": URL})
+        await told.control.add("file", {"source": URL})
     with pytest.raises(KeyError):
-        told.control.change("gate", {"enabled": False})
+        await told.control.change("gate", {"enabled": False})
     with pytest.raises(KeyError):
-        told.control.remove("gate")
+        await told.control.remove("gate")
 
 
 async def test_a_worker_that_dies_is_told_what_is_wanted_by_then(told, monkeypatch):
     monkeypatch.setattr("appliance.processes.BACK_OFF_S", (0.01,))
-    told.control.add("gate", {"source": URL})
+    await told.control.add("gate", {"source": URL})
     assert set(told.cameras(2)) == {"file", "gate"}
     os.kill(told.workers[0].pid, signal.SIGKILL)
-    told.control.remove("file")
+    await told.control.remove("file")
 
     import asyncio
 
@@ -198,7 +200,7 @@ async def test_a_worker_that_dies_is_told_what_is_wanted_by_then(told, monkeypat
 async def test_without_a_camera_there_is_no_worker_until_the_first(tmp_path):
     told = Told(tmp_path / "told", {})
     assert told.workers == []
-    told.control.add("gate", {"source": URL})
+    await told.control.add("gate", {"source": URL})
     assert set(told.cameras(1)) == {"gate"}
     await told.control.stop()
     await told.board.close()
@@ -206,9 +208,9 @@ async def test_without_a_camera_there_is_no_worker_until_the_first(tmp_path):
 
 async def test_reading_the_settings_again(told, caplog):
     """SIGHUP: the file says what there is; a mistake in it changes nothing."""
-    told.control.add("gate", {"source": URL})
+    await told.control.add("gate", {"source": URL})
     again = load_settings(None, {"cameras": {"file": {"source": "/srv/yard.mp4"}, "new": {"source": URL}}})
-    reload_from(told.control, lambda: again)
+    await reload_from(told.control, lambda: again)
     assert {name: camera["source"] for name, camera in told.cameras(3).items()} == {
         "file": "/srv/yard.mp4",
         "new": URL,
@@ -217,7 +219,7 @@ async def test_reading_the_settings_again(told, caplog):
     def broken() -> Settings:
         raise SettingsError("a.yaml: cameras.new.colour: unknown key")
 
-    reload_from(told.control, broken)
+    await reload_from(told.control, broken)
     assert told.control.names == ("file", "new")
     assert "colour" in caplog.text
     assert "s3cret" not in caplog.text

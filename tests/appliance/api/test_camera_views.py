@@ -1,6 +1,7 @@
 """`/v1/cameras` that changes cameras, over HTTP with a real control behind it."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -66,6 +67,87 @@ def test_what_cannot_be_is_a_400_that_names_the_key(running, told, body, param):
     assert answer.json()["error"]["param"] == param
     assert not [secret for secret in SECRETS if secret in answer.text]
     assert told.control.names == ("file",)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 100_000, "recursion"),
+        (b'{"name": "a", "name": "b"}', "the key 'name' stands twice"),
+        (b'{"name": "gate", "fps": NaN}', "NaN is no number"),
+        (b'{"name": "gate", "fps": -Infinity}', "-Infinity is no number"),
+        (b'{"name": "\xff"}', "can't decode"),
+        (b"\x00", "not valid JSON"),
+    ],
+)
+def test_a_body_that_is_no_json(running, body, message):
+    answer = httpx.post(f"{running.base_url}/cameras", content=body)
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert message in answer.json()["error"]["message"]
+
+
+def test_settings_have_a_size(running):
+    answer = httpx.post(f"{running.base_url}/cameras", content=b" " * (2**20 + 1))
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_a_schema_is_tried_out_beside_everything_else(running, told):
+    """While that takes its time, the server answers others."""
+    properties = {f"p{n}": {"type": "string", "pattern": "^[a-z]{1,40}$"} for n in range(50)}
+    keys = {"describe": {"schema": {"type": "object", "properties": properties}}}
+    with httpx.Client(base_url=running.base_url) as client, ThreadPoolExecutor(1) as pool:
+        changed = pool.submit(httpx.patch, f"{running.base_url}/cameras/file", json=keys, timeout=60)
+        num_answers = 0
+        while not changed.done():
+            num_answers += client.get("/models").is_success
+        assert changed.result().status_code == 200, changed.result().text
+        print("N", num_answers)
+        assert num_answers > 10000
+        bad = {"describe": {"schema": {"type": "object", "properties": {"a": {"pattern": "(?=a)b"}}}}}
+        refused = client.patch("/cameras/file", json=bad, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "describe.answer_schema")
+
+
+def test_what_holds_for_a_camera_is_told(running):
+    """Under the names by which it can be changed again, with its name for people, and why it does not run."""
+    running.cameras.known = [
+        CameraStatus(name="file", state="stopped", updated_at=1.0),
+        CameraStatus(name="gate", state="stalled", updated_at=1.0, error=f"OSError: {URL} refused"),
+    ]
+    url = f"{running.base_url}/cameras"
+    gate = {
+        "name": "gate",
+        "source": URL,
+        "friendly_name": "Front gate",
+        "describe": {"cooldown": {"track": 9}},
+    }
+    assert httpx.post(url, json=gate).status_code == 201
+    httpx.patch(f"{url}/file", json={"enabled": False})
+    shown, listed = httpx.get(f"{url}/gate"), httpx.get(url)
+
+    assert shown.json()["friendly_name"] == "Front gate"
+    assert (shown.json()["enabled"], shown.json()["state"]) == (True, "stalled")
+    assert shown.json()["reason"] == "OSError: its source refused"
+    settings = shown.json()["settings"]
+    assert settings["describe"]["cooldown"] == {"object": 10.0, "camera": 0.0, "track": 9.0}
+    assert not {"source", "ffmpeg"} & settings.keys()
+    file = listed.json()["data"][0]
+    assert (file["enabled"], file["reason"]) == (False, 'it is paused: set "enabled": true')
+    assert not [secret for secret in SECRETS if secret in shown.text + listed.text]
+    again = httpx.patch(f"{url}/gate", json=settings)
+    assert (again.status_code, again.json()["settings"]) == (200, settings)
+
+
+def test_a_file_is_not_named_by_its_error(running):
+    running.cameras.known = [
+        CameraStatus(name="file", state="not_found", updated_at=1.0, error="/srv/street.mp4: no such file")
+    ]
+    answer = httpx.get(f"{running.base_url}/cameras/file")
+
+    assert answer.json()["reason"] == "its source: no such file"
+    assert "/srv/" not in answer.text
 
 
 def test_where_cameras_are_fixed(servers):
