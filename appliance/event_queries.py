@@ -13,6 +13,7 @@ _TESTS = {
     "zone": "EXISTS (SELECT 1 FROM json_each(zones) WHERE value = :zone)",
     "since": "captured_at >= :since",
     "until": "captured_at < :until",
+    "is_described": "is_described = :is_described",
     "q": "seq IN (SELECT rowid FROM event_texts WHERE event_texts MATCH :q)",
 }
 
@@ -36,6 +37,7 @@ class EventFilter:
     until: float | None = None
     zone: str | None = None
     q: str | None = None
+    is_described: bool | None = None
 
     def where(self) -> tuple[str, dict[str, Any]]:
         """SQL that follows a condition on the table `events`, and its values; raises `SearchError`."""

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 BUSY_S = 5.0
-MAX_FATES = 1000
+MAX_FATES = 5000
 MAX_FORGOTTEN = 10_000
 
 _NEWS_S = 3600.0

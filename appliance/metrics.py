@@ -74,7 +74,7 @@ _OUTPUT_GAUGES = (
 )
 _OUTPUT_COUNTERS = (
     ("output_sent", "Messages that an output has confirmed", "num_sent"),
-    ("output_overflowed", "Messages dropped since too many wait", "num_overflowed"),
+    ("output_overflowed", "Messages given up since too many wait", "num_overflowed"),
 )
 _CAMERA_COUNTERS = (
     ("frames", "Frames that the detector has seen", "num_frames"),

@@ -54,8 +54,7 @@ async def list_events(
     wanted = _checked(EventFilter(camera, label, *times, zone, q))
     if "text/event-stream" not in request.headers.get("accept", ""):
         return await _page(services, wanted, limit or _PAGE, cursor)
-    num_past = limit or (_MAX_LIMIT if since else 0)
-    past, seq = await _past(request.headers.get("last-event-id"), services, wanted, num_past)
+    past, seq = await _past(request.headers.get("last-event-id"), services, wanted, limit)
     resources = AsyncExitStack()
     watch = await resources.enter_async_context(ClientWatch(request.receive))
     return EventStreamResponse(_follow(services, wanted, past, seq, watch), resources)
@@ -144,7 +143,7 @@ def _parse_time(text: str | None, name: str) -> float | None:
 
 
 async def _past(
-    last_event_id: str | None, services: Services, wanted: EventFilter, num_past: int
+    last_event_id: str | None, services: Services, wanted: EventFilter, limit: int | None
 ) -> tuple[list[StoredEvent], int]:
     """The events that a stream starts with, oldest first, and the number to go on from."""
     seq = await asyncio.to_thread(services.events.last_seq)
@@ -154,9 +153,9 @@ async def _past(
             raise bad_request("Last-Event-ID: has to be the id of an earlier event of this stream")
         # why: a number that is yet to come is of another store, and nothing of this one was seen
         return [], resumed if resumed <= seq else 0
-    if num_past == 0:
-        return [], seq
-    past = (await asyncio.to_thread(services.events.newest, wanted, num_past))[::-1]
+    if limit is None:
+        return [], seq if wanted.since is None else 0
+    past = (await asyncio.to_thread(services.events.newest, wanted, limit))[::-1]
     # why: what has changed since comes by itself
     return [event for event in past if event.seq <= seq], seq
 

@@ -5,8 +5,8 @@ import logging
 import random
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing
 from pathlib import Path
 from traceback import extract_tb
 from typing import Protocol
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 LONGEST_REFUSAL_S = 300.0
+MOST_REFUSED = 10
 LOOK_AGAIN_S = 30.0
 COMPLAIN_EVERY_S = 60.0
 
@@ -62,11 +63,13 @@ class Delivery:
 
     invariant: a message waits while an earlier one of the same event does, so that each event is told in
     order; other events are not held up by one that fails, only by an outage, in which the oldest is tried.
+    Who refuses more than `MOST_REFUSED` in a row is given pauses too.
     """
 
     def __init__(self, output: Output, outbox: Outbox, changes: Changes) -> None:
         self._output, self._outbox, self._changes = output, outbox, changes
         self._num_outages = 0
+        self._num_refused = 0
         self._complain_at = 0.0
 
     async def run(self) -> None:
@@ -79,13 +82,14 @@ class Delivery:
                 await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _send_all(self) -> None:
-        async for message in self._due():
-            try:
-                await self._send(message)
-            except DeliveryError as error:
-                await self._failed(message, error)
-            else:
-                await self._taken(message)
+        async with aclosing(self._due()) as messages:
+            async for message in messages:
+                try:
+                    await self._send(message)
+                except DeliveryError as error:
+                    await self._failed(message, error)
+                else:
+                    await self._taken(message)
 
     async def _send(self, message: Message) -> None:
         try:
@@ -102,10 +106,11 @@ class Delivery:
         await asyncio.to_thread(self._outbox.sent, message)
         if self._num_outages:
             logger.warning("output=%s takes messages again", self._output.name)
-            self._num_outages = 0
+        if self._num_outages or self._num_refused > MOST_REFUSED:
             await asyncio.to_thread(self._outbox.hasten, self._output.name)
+        self._num_outages = self._num_refused = 0
 
-    async def _due(self) -> AsyncIterator[Message]:
+    async def _due(self) -> AsyncGenerator[Message, None]:
         name = self._output.name
         with self._changes() as changed:
             while True:
@@ -138,6 +143,10 @@ class Delivery:
         if error.is_outage:
             self._num_outages += 1
             await self._output.rest(pause_s)
+            return
+        self._num_refused += 1
+        if self._num_refused > MOST_REFUSED:
+            await self._output.rest(pause_after(self._num_refused - MOST_REFUSED))
 
     def _pause_s(self, message: Message, error: DeliveryError) -> float:
         if error.is_outage:

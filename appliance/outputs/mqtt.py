@@ -23,22 +23,24 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _KEEP_ALIVE_S = 20
 _SHOWN = ("id", "label", "zones", "captured_at", "described_at", "state", "error")
 
-SnapshotReader = Callable[[str], bytes | None]
+Shown = tuple[dict[str, Any], bytes | None]
+ShownReader = Callable[[str], Shown | None]
 
 
 class MqttOutput:
     """Publishes with QoS 1; `run` keeps the connection, and `send` waits for it.
 
-    `cameras` are announced to Home Assistant at each connection, others with their first event.
+    `cameras` are announced to Home Assistant at each connection, others with their first event. `shown` gives
+    what a camera shows, an event and its picture; the broker is told at each connection and description.
     """
 
     name = "mqtt"
 
-    def __init__(self, settings: MqttSettings, cameras: Sequence[str], snapshot: SnapshotReader) -> None:
+    def __init__(self, settings: MqttSettings, cameras: Sequence[str], shown: ShownReader) -> None:
         self.give_up_after_s = settings.give_up_after_s
         self._settings = settings
         self._announced = set(cameras)
-        self._snapshot = snapshot
+        self._shown = shown
         self._client: aiomqtt.Client | None = None
         self._is_connected = asyncio.Event()
         self._problem = "not connected yet"
@@ -105,6 +107,7 @@ class MqttOutput:
         settings = self._settings
         for camera in sorted(self._announced):
             await self._announce(client, camera)
+            await self._show(client, camera)
         await self._publish(client, discovery.status_topic(settings), "online")
         self._client = client
         self._is_connected.set()
@@ -125,11 +128,17 @@ class MqttOutput:
             await self._announce(client, camera)
             self._announced.add(camera)
         if message.kind == "described":
-            jpeg = await asyncio.to_thread(self._snapshot, message.event_id) if settings.snapshots else None
-            if jpeg is not None:
-                await self._publish(client, discovery.snapshot_topic(settings, camera), jpeg)
-            await self._publish(client, discovery.description_topic(settings, camera), _state(event))
+            await self._show(client, camera)
         await client.publish(discovery.events_topic(settings), told(message), qos=1)
+
+    async def _show(self, client: aiomqtt.Client, camera: str) -> None:
+        shown = await asyncio.to_thread(self._shown, camera)
+        if shown is None:
+            return
+        event, jpeg = shown
+        if jpeg is not None:
+            await self._publish(client, discovery.snapshot_topic(self._settings, camera), jpeg)
+        await self._publish(client, discovery.description_topic(self._settings, camera), _state(event))
 
     async def _announce(self, client: aiomqtt.Client, camera: str) -> None:
         for topic, fields in discovery.discovery_messages(self._settings, camera).items():

@@ -8,6 +8,7 @@ output is owed more than `MAX_WAITING` messages or `MAX_WAITING_BYTES`.
 
 import hashlib
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -91,8 +92,7 @@ class Outbox:
                 # why: what kept it away may have been repaired meanwhile
                 self.hasten(output)
             else:
-                error = "no output of this name is configured any more"
-                self._execute("UPDATE outbox SET is_dead = 1, error = ? WHERE output = ?", error, output)
+                self.give_up(output, math.inf, "no output of this name is configured any more")
 
     def put(self, kind: Kind, body: Body) -> None:
         """Owe a change to every output that wants it; inside the caller's lock and transaction."""

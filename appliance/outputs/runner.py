@@ -5,13 +5,17 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from appliance.events import EventStore
-from appliance.output_settings import OutputSettings, WhatIsSent
+import msgspec
+
+from appliance.events import EventFilter, EventStore
+from appliance.output_settings import MqttSettings, OutputSettings, WhatIsSent
 from appliance.outputs.delivery import Delivery, Output
-from appliance.outputs.mqtt import MqttOutput
+from appliance.outputs.mqtt import MqttOutput, Shown
 from appliance.outputs.outbox import Body, Kind, Wanted
 from appliance.outputs.webhook import Webhook
 from appliance.tasks import persist, run_beside
+
+_MOST_LOOKED_AT = 64
 
 
 class Outputs:
@@ -30,7 +34,7 @@ class Outputs:
     ) -> None:
         self._settings, self._events = settings, events
         self._num_failures = Counter() if num_failures is None else num_failures
-        self._mqtt = MqttOutput(settings.mqtt, cameras, events.snapshot) if settings.mqtt else None
+        self._mqtt = _open_mqtt(settings.mqtt, cameras, events) if settings.mqtt else None
         events.outbox.connect({name: _wanted(what) for name, what in settings.by_name.items()})
 
     async def run(self) -> None:
@@ -49,6 +53,24 @@ class Outputs:
                 asyncio.Event().wait(),
                 *(persist(name, run, self._num_failures) for name, run in work.items()),
             )
+
+
+def _open_mqtt(settings: MqttSettings, cameras: Sequence[str], events: EventStore) -> MqttOutput:
+    is_wanted = _wanted(settings)
+
+    def shown(camera: str) -> Shown | None:
+        """What a camera shows: its newest description that is wanted, with the picture.
+
+        By when it was begun: changes come late, and clocks are wrong.
+        """
+        described = events.newest(EventFilter(camera=camera, is_described=True), _MOST_LOOKED_AT)
+        for event in sorted(described, key=lambda event: -event.born):
+            body = msgspec.json.decode(event.body)
+            if is_wanted("described", body):
+                return body, events.snapshot(event.event_id) if settings.snapshots else None
+        return None
+
+    return MqttOutput(settings, cameras, shown)
 
 
 def _wanted(what: WhatIsSent) -> Wanted:

@@ -45,6 +45,23 @@ def test_an_event_is_the_description_without_its_source(store: EventStore) -> No
     assert set(body) == KEYS
 
 
+def test_the_readme_shows_an_event_as_it_is(store: EventStore) -> None:
+    """Receivers are written by it: every key, of the same kind."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shown = msgspec.json.decode(readme[readme.index('{"id": "gate-') : readme.index("is an EVENT")])
+    store.add(description("a", zones=["porch"]))
+    store.change(change(1, "update", ["porch"]))
+    told = msgspec.json.decode(store.newest(EVERYTHING, 1)[0].body)
+    assert kinds(shown) == kinds(told)
+
+
+def kinds(value: object) -> object:
+    """The value with each text and number replaced by its kind."""
+    if isinstance(value, dict):
+        return {key: kinds(item) for key, item in value.items()}
+    return [kinds(item) for item in value] if isinstance(value, list) else type(value).__name__
+
+
 def test_a_models_folder_is_not_told(store: EventStore) -> None:
     store.add(description("a", model="/srv/models/vlm"))
     store.add(description("b", model="organisation/model"))

@@ -198,6 +198,16 @@ def test_the_stream_may_start_in_the_past(filled: Running) -> None:
     last_two.wait_for("2", "cam/3:x", "4")
 
 
+def test_the_stream_may_start_long_ago(filled: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`since` is everything, however much."""
+    monkeypatch.setattr("appliance.api.event_views._BATCH", 7)
+    monkeypatch.setattr("appliance.api.event_views._MAX_LIMIT", 10)
+    for number in range(30):
+        filled.events.add(description(f"{number + 10}", captured_at=500.0 + number))
+    since = Follower(filled, {"since": 200})
+    since.wait_for("2", "cam/3:x", *(f"{number + 10}" for number in range(30)))
+
+
 def test_the_stream_resumes(filled: Running) -> None:
     """Nothing is lost between two connections, and nothing comes twice."""
     first = Follower(filled, {"limit": 1000})

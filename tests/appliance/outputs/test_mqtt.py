@@ -137,6 +137,35 @@ async def test_a_broker_that_is_killed_and_comes_back(
     assert not store.outbox.dead()
 
 
+async def test_the_newest_description_stays_the_newest(
+    store: EventStore, run_outputs: RunOutputs, broker: Broker
+) -> None:
+    """Whatever is sent late, and to a broker that has forgotten all; and no label that is not wanted."""
+    store.outbox.connect({"mqtt": lambda kind, body: kind == "described" and body["label"] == "person"})
+    for name in ("old", "new"):
+        store.add(description(name), name.encode())
+    late = store.outbox.next_due("mqtt")
+    assert late is not None
+    store.outbox.failed(late, "refused", None)
+    store.end("old")
+    store.add(description("other", label="dog"), b"other")
+    async with run_outputs(mqtt={"url": broker.url, "labels": ["person"]}):
+        await until_async(lambda: store.outbox.statuses()["mqtt"].num_sent == 1)
+        store.outbox.retry()
+        store.wake_followers()
+        await until_async(lambda: store.outbox.statuses()["mqtt"].num_sent == 2)
+        async with listening(broker) as listener:
+            await until_async(lambda: "appliance/street/snapshot" in listener.newest)
+            await until_async(lambda: "appliance/street/description" in listener.newest)
+        assert msgspec.json.decode(listener.newest["appliance/street/description"])["id"] == "new"
+        assert listener.newest["appliance/street/snapshot"] == b"new"
+        broker.kill()
+        broker.start()
+        async with listening(broker) as listener:
+            await until_async(lambda: "appliance/street/description" in listener.newest)
+        assert msgspec.json.decode(listener.newest["appliance/street/description"])["id"] == "new"
+
+
 async def test_a_broker_that_is_away_for_too_long(store: EventStore, run_outputs: RunOutputs) -> None:
     """Dead letters as of a webhook, with the reason; no message waits without end."""
     async with run_outputs(

@@ -168,3 +168,14 @@ def test_what_was_owed_to_an_output_that_is_gone(store: EventStore) -> None:
     (letter,) = store.outbox.dead()
     assert (letter.output, letter.error) == ("a", "no output of this name is configured any more")
     assert set(store.outbox.statuses()) == {"a", "b"}
+
+
+def test_no_more_is_kept_of_an_output_that_is_gone(
+    store: EventStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owe_all(store, "a")
+    for number in range(5):
+        store.add(description(f"{number}"))
+    monkeypatch.setattr(outbox_module, "MAX_DEAD", 2)
+    owe_all(store, "b")
+    assert [message.event_id for message in store.outbox.dead()] == ["4", "3"]

@@ -189,6 +189,23 @@ async def test_what_cannot_be_sent_ends_neither_the_others_nor_the_appliance(
     assert "hush" not in caplog.text
 
 
+async def test_a_receiver_that_refuses_everything_is_not_asked_for_each(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a wrong path: after some refusals in a row there are pauses; one that is taken ends them."""
+    monkeypatch.setattr(delivery, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 0.2)
+    receiver.answer = lambda post: (404, {"Retry-After": "60"})
+    async with run_outputs(webhooks=[webhook(receiver)]):
+        for number in range(40):
+            store.add(description(f"{number}"))
+        await until_async(lambda: len(receiver.posts) >= delivery.MOST_REFUSED + 2)
+        assert receiver.posts[-1].at - receiver.posts[-2].at > 0.14
+        receiver.answer = lambda post: (200, {})
+        await sent(store, 40)
+    assert len(set(receiver.ids)) == 40
+
+
 async def test_a_redirect_is_not_followed(
     store: EventStore, run_outputs: RunOutputs, receiver: Receiver
 ) -> None:
