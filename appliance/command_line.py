@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
+from appliance.tasks import SignalError
+
 EXIT_PARTIAL = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128
 
 Overrides = dict[str, dict[str, Any]]
 
@@ -58,6 +61,9 @@ def readable_errors() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
+    except SignalError as error:
+        typer.echo(f"appliance: {error}", err=True)
+        raise typer.Exit(EXIT_SIGNAL + error.number) from None
     except _expected_errors() as error:
         for line in str(error).splitlines():
             typer.echo(f"appliance: {line}", err=True)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from appliance.describer import Describer
 from appliance.player import PlayCounts
 from queues.consumer import JobConsumer
-from queues.errors import QueueUnavailable
+from queues.errors import QueueError
 
 REFRESH_S = 0.25
 
@@ -83,6 +83,6 @@ class Display:
 async def _depth(consumer: JobConsumer) -> int:
     try:
         status = await consumer.status()
-    except QueueUnavailable:
+    except QueueError:
         return 0
     return status.depth + status.pending

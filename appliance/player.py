@@ -9,7 +9,8 @@ from appliance.observing import make_job
 from appliance.recordings import Recording
 from appliance.settings import Settings
 from appliance.viewing import camera_config
-from queues.errors import QueueFull
+from queues.connection import CURABLE
+from queues.errors import JobTooLarge
 from queues.producer import JobProducer
 from queues.types import Job
 from vision.detector import Detector
@@ -21,6 +22,7 @@ from vision.sources import FrameSource
 logger = logging.getLogger(__name__)
 
 PUT_TIMEOUT_S = 0.5
+PUT_AGAIN_S = 0.1
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class PlayCounts:
 
 
 class Player:
-    """Plays recordings one after the other, every frame; a full queue is waited for, nothing is dropped.
+    """Plays recordings one after the other, every frame; a queue that is full or away is waited for.
 
     A recording is looked at as its name's camera is, or all of them as `camera` is; else as the settings say
     for all cameras. `on_result` sees every frame with its detections.
@@ -124,12 +126,19 @@ class Player:
                 )
 
     def _put(self, job: Job) -> None:
-        """Queues a job, waiting as long as it takes for room."""
+        """Queues a job, waiting as long as it takes for room, and for a server that is away."""
         while not self._stop.is_set():
             try:
-                self.counts.num_jobs += self._producer.put(job, timeout_s=PUT_TIMEOUT_S)
-            except QueueFull:
+                self._producer.put(job, timeout_s=PUT_TIMEOUT_S)
+            except CURABLE:
+                self._stop.wait(max(PUT_AGAIN_S, self._producer.outage.delay_s))
                 continue
+            except JobTooLarge as error:
+                logger.error("%s", error)
+                self.counts.failures.append(str(error))
+                return
+            # why: also when it was there already, put by a try whose answer was lost
+            self.counts.num_jobs += 1
             return
 
 

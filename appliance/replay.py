@@ -19,11 +19,23 @@ from appliance.read_files import ReadFiles
 from appliance.recordings import Recording
 from appliance.saving import Saver
 from appliance.settings import BUNDLED_VLM, Settings, SettingsError
-from appliance.tasks import outlast, run_beside
+from appliance.tasks import outlast, run_beside, run_until_signal
 from appliance.viewing import check_labels, recording_options
-from queues import EmbeddedServer, JobConsumer, JobProducer, QueueConfig, ResultReader, forget_queue
+from queues import (
+    CURABLE,
+    EmbeddedServer,
+    JobConsumer,
+    JobProducer,
+    QueueConfig,
+    QueueError,
+    QueueUnavailable,
+    ResultReader,
+    forget_queue,
+)
 from vision.detector import Detector
 from vlm_engine import AsyncEngine, EngineStopped
+
+logger = logging.getLogger(__name__)
 
 READ_BLOCK_MS = 200
 POLL_S = 0.1
@@ -49,7 +61,8 @@ class ReplayOptions:
 def run_replay(settings: Settings, recordings: Sequence[Recording], options: ReplayOptions) -> int:
     """Plays the recordings and describes what is worth it; the number of failures of both kinds.
 
-    Raises `VisionError`, `EngineError`, `QueueError` or `SettingsError` when it cannot begin.
+    Raises `VisionError`, `EngineError`, `QueueError` or `SettingsError` when it cannot begin, `SettingsError`
+    when what it writes finds no room, and `SignalError` when it was told to stop.
     """
     if options.camera is not None and options.camera not in settings.cameras:
         known = ", ".join(settings.cameras) or "none"
@@ -66,9 +79,11 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
         display.hint("loading the detector")
         detector = Detector(settings.detector)
         check_labels(settings, detector, [options.camera or recording.name for recording in recordings])
-        url = settings.redis.address or stack.enter_context(EmbeddedServer()).url
+        own = None if settings.redis.address else stack.enter_context(EmbeddedServer())
+        url = own.url if own else str(settings.redis.address)
         run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
-        num_failed = asyncio.run(run.run(realtime=options.realtime, camera=options.camera))
+        work = run.run(realtime=options.realtime, camera=options.camera)
+        num_failed = asyncio.run(run_until_signal(run_beside(work, *([_watch_own(own)] if own else []))))
     if saver is not None:
         saver.save(recordings)
     return num_failed
@@ -109,11 +124,22 @@ class Replay:
         self._settled: dict[str, Description] = {}
 
     async def run(self, *, realtime: bool, camera: str | None = None) -> int:
-        """Plays, describes and waits for the last description; the number of failures."""
+        """Plays, describes and waits for the last description; the number of failures.
+
+        When cancelled it says what was not described.
+        """
         queue = self._queue()
-        async with AsyncExitStack() as stack:
-            producer = stack.enter_context(JobProducer(self._url, queue))
+        with JobProducer(self._url, queue) as producer:
             player = self._player(producer, realtime=realtime, camera=camera)
+            try:
+                await self._run(player, queue)
+            except asyncio.CancelledError:
+                self._summarize(player, is_stopped=True)
+                raise
+        return self._summarize(player)
+
+    async def _run(self, player: Player, queue: QueueConfig) -> None:
+        async with AsyncExitStack() as stack:
             self._display.hint("loading the vision-language model")
             engine = AsyncEngine(self._settings.engine, stall_s=STALL_S, load=load_engine)
             stack.push_async_callback(engine.close)
@@ -136,7 +162,6 @@ class Replay:
                 _watch(engine),
                 self._display.follow(player.counts, describer, consumer),
             )
-        return self._summarize(player)
 
     def _queue(self) -> QueueConfig:
         """A queue of this run's own, in which nothing is ever dropped."""
@@ -171,7 +196,7 @@ class Replay:
         """Waits for the last description; what the queue has lost sight of is not waited for."""
         idle_since: float | None = None
         while len(self._settled) < player.counts.num_jobs:
-            is_idle = (await consumer.status()).is_idle
+            is_idle = await _is_idle(consumer)
             idle_since = (idle_since or time.monotonic()) if is_idle else None
             if idle_since is not None and time.monotonic() - idle_since > MISSING_AFTER_S:
                 return
@@ -199,18 +224,38 @@ class Replay:
 
     async def _forget(self, queue: QueueConfig) -> None:
         """Removes this run's keys from a Redis that others use too."""
-        await forget_queue(self._url, queue)
+        try:
+            await forget_queue(self._url, queue)
+        except QueueError as error:
+            logger.warning("the keys of %s stay in Redis: %s", queue.stream, error)
 
-    def _summarize(self, player: Player) -> int:
+    def _summarize(self, player: Player, *, is_stopped: bool = False) -> int:
         counts = player.counts
         num_described = sum(description.error is None for description in self._settled.values())
         num_failed = counts.num_jobs - num_described
+        where = f"stopped in {counts.recording.name}: " if is_stopped and counts.recording else ""
         self._display.say(
-            f"{counts.num_frames} frames, {counts.num_detections} detections, {num_described} descriptions"
-            + (f", {num_failed} failed" if num_failed else "")
+            f"{where}{counts.num_frames} frames, {counts.num_detections} detections, "
+            f"{num_described} descriptions"
+            + (f", {num_failed} {'not described' if is_stopped else 'failed'}" if num_failed else "")
             + (f", {counts.num_lost} damaged frames left out" if counts.num_lost else "")
         )
         return num_failed + len(counts.failures)
+
+
+async def _is_idle(consumer: JobConsumer) -> bool:
+    """Whether the queue has nothing left; not while nobody can tell."""
+    try:
+        return (await consumer.status()).is_idle
+    except CURABLE:
+        return False
+
+
+async def _watch_own(server: EmbeddedServer) -> None:
+    """Raises `QueueUnavailable` when the embedded server has ended, and all that waited in it is lost."""
+    while server.is_running:
+        await asyncio.sleep(WATCH_EVERY_S)
+    raise QueueUnavailable("the embedded Valkey ended, and with it the jobs that waited in it")
 
 
 async def _watch(engine: AsyncEngine) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -16,6 +17,14 @@ logger = logging.getLogger(__name__)
 
 class StoppedError(Exception):
     """The work was cancelled because its stop event was set."""
+
+
+class SignalError(Exception):
+    """The work was ended by the signal of this `number`."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped by {number.name}")
+        self.number = number
 
 
 async def run_beside(work: Coroutine[Any, Any, T], *background: Coroutine[Any, Any, Any]) -> T:
@@ -85,3 +94,30 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
         raise StoppedError
 
     return await run_beside(work, interrupt())
+
+
+async def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; at SIGINT or SIGTERM it is cancelled and `SignalError` raised. Main thread only.
+
+    A second signal does what it does by default.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    numbers: list[signal.Signals] = []
+
+    def note(number: signal.Signals) -> None:
+        numbers.append(number)
+        stop.set()
+        forget()
+
+    def forget() -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(one)
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(one, note, one)
+    try:
+        return await run_until(stop, work)
+    except StoppedError:
+        raise SignalError(numbers[0]) from None
+    finally:
+        forget()

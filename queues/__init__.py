@@ -9,7 +9,7 @@ server = EmbeddedServer()              # where there is no Redis: server.url
 
 from queues.address import parse_address, safe_url
 from queues.config import QueueConfig
-from queues.connection import connect, connect_async
+from queues.connection import CURABLE, connect, connect_async
 from queues.consumer import JobConsumer, forget_queue
 from queues.dead_letters import DeadLetter, DeadLetters
 from queues.embedded import EmbeddedServer
@@ -29,6 +29,7 @@ from queues.results import ResultReader
 from queues.types import Delivery, Job, QueueStatus, Result
 
 __all__ = [
+    "CURABLE",
     "DeadLetter",
     "DeadLetters",
     "Delivery",
