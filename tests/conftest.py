@@ -46,6 +46,15 @@ def media() -> Path:
 
 
 @pytest.fixture(scope="session")
+def export_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's cache of tests that export a detector: what one of them has made, the others find."""
+    folder = tmp_path_factory.getbasetemp()
+    # why: each of several processes has a folder of its own beside the others
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return folder / "export-cache"
+
+
+@pytest.fixture(scope="session")
 def qwen3_vl_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random-weight Qwen3-VL (one image token is 32x32 pixels)."""
     from tests.checkpoints import tiny_qwen3_vl

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vision.errors import ModelNotFound, ModelUnsupported, UnknownClass, VisionError
 from vision.gate import DeviceGate
 from vision.layer_turns import LayerTurns
+from vision.openvino_network import OpenVinoNetwork
 from vision.pixels import to_bgr8
 from vision.runtimes import check_runtime, share_cores
 from vision.selftest import check_model, check_tflite
@@ -83,6 +85,7 @@ class Detector:
         path = _find(config.model)
         self._yolo = _load(path)
         self._options = _options(config)
+        self._network: OpenVinoNetwork | None = None
         with _as_unsupported(config.model):
             self._warm_up()
             _share_cores(self._yolo, path)
@@ -109,6 +112,7 @@ class Detector:
     def become(self, other: "Detector") -> None:
         """Compute by the runtime of another detector of the same model from now on, and ask for no turns."""
         self._yolo, self._options, self._turns = other._yolo, other._options, None
+        self._network = other._network
 
     def take_turns(self, gate: DeviceGate) -> None:
         """Ask `gate` for the device from now on, before each batch and, of native models, between layers.
@@ -117,6 +121,7 @@ class Detector:
         """
         if self._turns is not None:
             self._turns.remove()
+        self._network = None
         self._turns = LayerTurns(self._yolo.predictor.model)
         # why: how long the layers take is measured once before anybody is told
         self._warm_up()
@@ -140,8 +145,15 @@ class Detector:
         if not images:
             return []
         conf = self.config.conf if min_score is None else min_score
-        results = self._yolo.predict([to_bgr8(image) for image in images], **{**self._options, "conf": conf})
-        return [self._detections(result.boxes) for result in results]
+        return [self._detections(rows) for rows in self._find([to_bgr8(image) for image in images], conf)]
+
+    def _find(self, images: list[Image], conf: float) -> list[NDArray[np.float32]]:
+        """``[n, 6]`` a picture: x1 y1 x2 y2, score, class id."""
+        options = self._options
+        if self._network is not None:
+            return self._network.find(images, conf, options["iou"], options["classes"], options["max_det"])
+        results = self._yolo.predict(images, **{**options, "conf": conf})
+        return [result.boxes.data.cpu().numpy() for result in results]
 
     def _export(self, path: str, *, is_needed: bool) -> None:
         """Go over to an export of the model; where there can be none, stay, and say why."""
@@ -150,7 +162,7 @@ class Detector:
         reason = why_no_export(path, self.device)
         if reason is None:
             try:
-                self._yolo, self._options = exported(self._yolo, self._options, path)
+                self._yolo, self._options, self._network = exported(self._yolo, self._options, path)
             except Exception as error:
                 # why: the converter fails on networks that it does not know in ways of its own
                 reason = f"{type(error).__name__}: {_why(error)}"
@@ -166,8 +178,7 @@ class Detector:
     def _warm_up(self) -> None:
         self._yolo.predict([np.full((320, 320, 3), 114, np.uint8)], **self._options)
 
-    def _detections(self, boxes: Any) -> Detections:
-        rows = boxes.data.cpu().numpy()
+    def _detections(self, rows: NDArray[np.float32]) -> Detections:
         rows = rows[np.argsort(-rows[:, 4], kind="stable")]
         xyxy, scores, class_ids = rows[:, :4], rows[:, 4], rows[:, 5]
         return Detections(

@@ -14,8 +14,11 @@ from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from vision.openvino_network import NetworkInfo, OpenVinoNetwork
 from vision.runtimes import share_cores
 from vision.selftest import check_agreement
 from vision.ultralytics_quiet import import_ultralytics
@@ -47,8 +50,22 @@ def why_no_export(model: str, device: str) -> str | None:
     return None
 
 
-def exported(native: Any, options: dict[str, Any], model: str) -> tuple[Any, dict[str, Any]]:
-    """Return the network of a `.pt` as an OpenVINO export, and how its `predict` is to be called.
+class Export(NamedTuple):
+    """One export, twice.
+
+    Attributes:
+        yolo: ultralytics' ``Model`` of it, which can be cut off from the device by a gate.
+        options: keywords for its ``predict``.
+        network: the same, faster.
+    """
+
+    yolo: Any
+    options: dict[str, Any]
+    network: OpenVinoNetwork
+
+
+def exported(native: Any, options: dict[str, Any], model: str) -> Export:
+    """Return the network of a `.pt` as an OpenVINO export.
 
     It is taken from the user's cache, or made; where that cannot be written it is made for this once. What
     does not load, or disagrees with the original, is not kept. Nothing is installed or downloaded.
@@ -67,12 +84,24 @@ def exported(native: Any, options: dict[str, Any], model: str) -> tuple[Any, dic
     imgsz = native.predictor.args.imgsz
     is_end2end = bool(native.predictor.model.end2end)
     # why: where there is a GPU of Intel's too, ultralytics would leave the choice to OpenVINO
-    options = {**options, "imgsz": imgsz, "device": "intel:cpu"}
+    of_export = {**options, "imgsz": imgsz, "device": "intel:cpu"}
     with _export_of(Path(model), imgsz, is_end2end) as folder:
         yolo = import_ultralytics().YOLO(str(folder), task=native.task)
-        check_agreement(native, yolo, options)
+        network = OpenVinoNetwork(folder, _info(native, is_end2end))
+        check_agreement(native, network, options)
+        # why: its own loading shows what is wrong with the files, and only a run of it sets its cores up
+        yolo.predict([np.zeros((64, 64, 3), np.uint8)], **of_export)
         share_cores(yolo.predictor.model, str(folder), torch.get_num_threads())
-    return yolo, options
+    return Export(yolo, of_export, network)
+
+
+def _info(native: Any, is_end2end: bool) -> NetworkInfo:
+    import torch
+
+    height, width = native.predictor.imgsz
+    backend = native.predictor.model
+    num_classes, stride = len(backend.names), int(backend.stride)
+    return NetworkInfo((height, width), stride, num_classes, is_end2end, torch.get_num_threads())
 
 
 @contextmanager

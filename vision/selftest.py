@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vision.boxes import overlap
 from vision.errors import ModelBroken
+from vision.openvino_network import OpenVinoNetwork
 from vision.types import Image
 from vision.ultralytics_quiet import import_ultralytics
 
@@ -45,25 +46,24 @@ def check_model(yolo: Any, options: dict[str, Any], model: str) -> None:
             )
 
 
-def check_agreement(original: Any, export: Any, options: dict[str, Any]) -> None:
+def check_agreement(original: Any, export: OpenVinoNetwork, options: dict[str, Any]) -> None:
     """See that an export finds what the original finds, in pictures of streets, in noise and in a photograph.
 
     Args:
         original: a loaded ultralytics ``Model`` that passed `check_model`.
-        export: another of the same weights; it is loaded by this.
-        options: keywords for the ``predict`` of `export`; the original has those of its last call.
+        export: another of the same weights.
+        options: keywords for the ``predict`` of `original`.
 
     Raises:
         ModelBroken: an output that is not finite, or an object that only one of them sees.
     """
     pictures = _pictures_with_content()
-    asked = {**options, "conf": _WEAK}
-    found = export.predict(pictures, **asked)
-    if not _is_finite(export.predictor, pictures[0]):
+    if not export.is_finite(pictures[0]):
         raise ModelBroken("the export computes values that are not numbers (NaN)")
-    expected = original.predict(pictures, **{**asked, "device": original.predictor.args.device})
-    for ours, theirs in zip(found, expected, strict=True):
-        mine, original_rows = ours.boxes.data.cpu().numpy(), theirs.boxes.data.cpu().numpy()
+    found = export.find(pictures, _WEAK, options["iou"], None, options["max_det"])
+    expected = original.predict(pictures, **{**options, "conf": _WEAK})
+    for mine, theirs in zip(found, expected, strict=True):
+        original_rows = theirs.boxes.data.cpu().numpy()
         for rows, others in ((mine, original_rows), (original_rows, mine)):
             if lost := [row for row in rows if row[4] >= _MUST_AGREE and not _is_among(row, others)]:
                 raise ModelBroken(

@@ -117,12 +117,12 @@ def test_auto_asks_an_engine_on_the_same_device(
 
 @pytest.mark.parametrize(("engine_device", "runtime"), [("cpu", "pt"), ("cuda:0", "openvino")])
 def test_torch_computes_while_turns_may_be_taken(
-    tmp_path: Path, engine_device: str, runtime: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, engine_device: str, runtime: str, monkeypatch: pytest.MonkeyPatch, export_cache: Path
 ) -> None:
     """Its layers can be cut, an export is one piece; what it is to be, the engine says at the first round."""
     pytest.importorskip("openvino")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    chosen = settings(gate=str(tmp_path / "device.sock"), imgsz=64, runtime="auto")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(export_cache))
+    chosen = settings(gate=str(tmp_path / "device.sock"), imgsz=320, runtime="auto")
     config = turn_config(chosen)
     assert config is not None
     server = GateServer(config, engine_device)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from appliance.settings import BUNDLED_DETECTOR
-from vision import exports
+from vision import exports, openvino_network
 from vision.boxes import overlap
 from vision.detector import Detector, DetectorConfig
 from vision.errors import ModelUnsupported
+from vision.gate import FreeDevice
 from vision.scenes import SceneStream
 from vision.types import Image
 from vision.ultralytics_quiet import import_ultralytics
@@ -27,11 +28,10 @@ needs_openvino = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cache")
+def cache(export_cache: Path) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield folder / "vision-appliance" / "detectors"
+        patch.setenv("XDG_CACHE_HOME", str(export_cache))
+        yield export_cache / "vision-appliance" / "detectors"
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,55 @@ def test_an_export_finds_what_the_weights_find(fast: Detector) -> None:
     assert (fast.runtime, fast.device, native.runtime) == ("openvino", "cpu", "pt")
     assert fast.names == native.names
     small, large = frames(), frames((640, 480))
-    for batch in (small, small[:1], [*large, *small], large):
-        found, expected = fast.detect(batch, 0.2), native.detect(batch, 0.35)
+    for batch, alike in (
+        (small, [small]),
+        (small[:1], [small[:1]]),
+        ([*large, *small], [large, small]),
+        (large * 3, [large] * 3),
+    ):
+        found = fast.detect(batch, 0.2)
+        expected = [one for pictures in alike for one in native.detect(pictures, 0.35)]
         assert sum(map(len, expected)) >= len(batch)
         for ours, theirs in zip(found, expected, strict=True):
             for label, score, box in zip(theirs.labels, theirs.scores, theirs.boxes, strict=True):
                 same = [i for i in range(len(ours)) if overlap(ours.boxes[i], box) > 0.8]
                 assert [ours.labels[i] for i in same] == [label]
                 assert ours.scores[same[0]] == pytest.approx(score, abs=0.03)
+
+
+@needs_openvino
+def test_it_finds_what_ultralytics_finds_by_the_same_export(fast: Detector) -> None:
+    """Which computes while turns are taken: near the threshold, crowded, of chosen classes, none at all."""
+    by_ultralytics = Detector(CONFIG)
+    by_ultralytics.take_turns(FreeDevice())
+    pictures = [*frames(), np.zeros((256, 448, 3), np.uint8)]
+    few, crowd, none = ({"conf": 0.1}, {"conf": 0.001, "iou": 0.95}, {"conf": 0.99})
+    for options in (few, crowd, none, few | {"classes": [0, 16]}):
+        for detector in (fast, by_ultralytics):
+            detector._options = {**detector._options, "classes": None, "iou": 0.7, **options}
+        found, expected = (
+            fast.detect(pictures, options["conf"]),
+            by_ultralytics.detect(pictures, options["conf"]),
+        )
+        assert [len(one) for one in found] == pytest.approx([len(one) for one in expected], rel=0.1, abs=1)
+        for ours, theirs in zip(found, expected, strict=True):
+            num = min(len(ours), len(theirs), 3)
+            assert ours.scores[:num] == pytest.approx(theirs.scores[:num], abs=0.02)
+            assert ours.class_ids[:num].tolist() == theirs.class_ids[:num].tolist()
+            assert ours.boxes[:num] == pytest.approx(theirs.boxes[:num], abs=8)
+    assert all(len(one) == 0 for one in fast.detect(pictures, 0.999))
+
+
+@needs_openvino
+def test_it_keeps_so_many_compiled_networks(fast: Detector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each size and number of pictures, the last used ones."""
+    monkeypatch.setattr(openvino_network, "MAX_COMPILED", 2)
+    network = fast._network
+    assert network is not None
+    picture = frames((64, 64))[0]
+    fast.detect([picture] * 7)
+    assert [shape[0] for shape in network._compiled] == [2, 1]
+    assert {shape[1:] for shape in network._compiled} == {(320, 320)}
 
 
 @needs_openvino
@@ -138,21 +179,36 @@ def test_what_cannot_be_exported_stays_with_torch(
         Detector(replace(config, runtime="openvino"))
 
 
+def small_weights(path: Path, *, is_end2end: bool) -> None:
+    """Of a network that is exported in no time and knows two classes."""
+    from ultralytics.nn.tasks import DetectionModel
+
+    layers = [[-1, 1, "Conv", [width, 3, 2]] for width in (8, 8, 16, 16, 16)]
+    head = [[[2, 3, 4], 1, "Detect", ["nc"]]]
+    definition = {"nc": 2, "end2end": is_end2end, "reg_max": 1, "backbone": layers, "head": head}
+    yolo = import_ultralytics().YOLO("yolov8n.yaml")
+    yolo.model = DetectionModel(definition, nc=2, verbose=False)
+    yolo.model.names = {0: "pallet", 1: "forklift"}
+    yolo.save(path)
+
+
 @needs_openvino
+@pytest.mark.parametrize("is_end2end", [False, True])
 def test_classes_of_ones_own_and_a_cache_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    is_end2end: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file" / "in the way"))
     (tmp_path / "a file").touch()
-    yolo = import_ultralytics().YOLO("yolov8n.yaml")
-    yolo.model = type(yolo.model)("yolov8n.yaml", nc=2, verbose=False)
-    yolo.model.names = {0: "pallet", 1: "forklift"}
-    yolo.save(tmp_path / "own.pt")
+    small_weights(tmp_path / "own.pt", is_end2end=is_end2end)
+    config = DetectorConfig(str(tmp_path / "own.pt"), imgsz=64, end2end=is_end2end)
     with caplog.at_level(logging.WARNING, "vision.exports"):
-        detector = Detector(DetectorConfig(str(tmp_path / "own.pt"), imgsz=64, runtime="openvino"))
+        detector = Detector(replace(config, runtime="openvino"))
     assert "cannot be kept" in caplog.text
     assert detector.names == {0: "pallet", 1: "forklift"}
     assert [len(found) for found in detector.detect(frames())] == [0, 0, 0]
+    expected = [len(found) for found in Detector(config).detect(frames(), 1e-3)]
+    assert [len(found) for found in detector.detect(frames(), 1e-3)] == expected
+    assert min(expected) > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a file", "own.pt"]
 
 
