@@ -9,6 +9,7 @@ CpuKernels = Literal["auto", "native", "torch"]
 Quantization = Literal["none", "int8"]
 EncodeRoad = Literal["auto", "between", "beside"]
 SpeculativeMethod = Literal["ngram"]
+MAX_MS = 3_600_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         self._check_counts()
         for name in ("chat_itl_ms", "chat_ttft_ms", "background_ttft_ms"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: must be above 0 milliseconds, not {getattr(self, name)}")
+            if not 0 < getattr(self, name) <= MAX_MS:
+                allowed = f"above 0 and at most {MAX_MS:.0f} milliseconds"
+                raise ValueError(f"{name}: must be {allowed}, not {getattr(self, name)}")
         for name in ("kv_cache_memory", "background_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}: must be above 0 and at most 1, not {getattr(self, name)}")

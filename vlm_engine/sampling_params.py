@@ -40,7 +40,8 @@ class StructuredOutput:
     def __post_init__(self) -> None:
         _check(self.field, self.kind in get_args(GrammarKind), f"one of {', '.join(get_args(GrammarKind))}")
         is_text = isinstance(self.value, str) and 0 < len(self.value) <= MAX_GRAMMAR_CHARS
-        _check(self.field, is_text, f"a text of 1 to {MAX_GRAMMAR_CHARS} characters")
+        is_text = is_text and is_whole_text(self.value)
+        _check(self.field, is_text, f"a text of 1 to {MAX_GRAMMAR_CHARS} whole characters")
         if self.kind == "choice":
             words = json.loads(self.value)
             _check(self.field, bool(words) and all(words), "a list of strings that are not empty")
@@ -181,4 +182,11 @@ def _is_bias(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)
+    return isinstance(value, tuple) and all(
+        isinstance(text, str) and text and is_whole_text(text) for text in value
+    )
+
+
+def is_whole_text(text: str) -> bool:
+    """Whether a text can be written: half of a pair of surrogates has no bytes, and tokenizers fail at it."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

@@ -1,5 +1,6 @@
 """Weights in eight bits: near to the wide ones, the same in every chunk, refused clearly without torchao."""
 
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.vlm_engine.test_engine import picture
-from vlm_engine import Engine, EngineConfig, GenerationRequest, ModelLoadError, SamplingParams
+from vlm_engine import Engine, EngineConfig, EngineProcess, GenerationRequest, ModelLoadError, SamplingParams
 from vlm_engine.models import FAMILIES, VisionLanguageModel, load_model
 from vlm_engine.models.loading import _load_weights, describe, read_config
 from vlm_engine.models.weight_files import read_tensors
@@ -87,6 +88,17 @@ def test_without_torchao_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(ModelLoadError, match=r"quantization: int8 needs torchao: pip install .*\[int8\]"):
         load(qwen3_checkpoint, "int8")
+
+
+async def test_a_missing_torchao_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the front as well, which does not wait for the engine's process then."""
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else real(name))
+    with pytest.raises(ModelLoadError, match=r"pip install -e '\.\[int8\]'"):
+        load(Path("/nowhere"), "int8")
+    engine = EngineProcess(EngineConfig("/nowhere", quantization="int8"))
+    with pytest.raises(ModelLoadError, match=r"pip install -e '\.\[int8\]'"):
+        await engine.start()
 
 
 def test_other_words_are_refused() -> None:

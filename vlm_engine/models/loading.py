@@ -19,7 +19,7 @@ from vlm_engine.models.gemma3_prompt import Gemma3Prompts
 from vlm_engine.models.internvl import internvl
 from vlm_engine.models.internvl_prompt import InternVLPrompts
 from vlm_engine.models.memory import Demand, check_memory
-from vlm_engine.models.quantizing import loading_arguments, quantize_head
+from vlm_engine.models.quantizing import check_installed, loading_arguments, quantize_head
 from vlm_engine.models.qwen_prompt import QwenPrompts
 from vlm_engine.models.qwen_vl import QwenVL
 from vlm_engine.models.smolvlm import smolvlm
@@ -74,6 +74,7 @@ def load_prompts(config: EngineConfig) -> PromptPreparer:
         UnsupportedModel: Its ``model_type`` has no adapter.
         ModelLoadError: It is not there, cannot be read, or has no chat template.
     """
+    check_installed(config)
     return _make_prompts(config.model, read_config(config.model))
 
 
@@ -85,6 +86,7 @@ def load_model(config: EngineConfig) -> VisionLanguageModel:
         NotEnoughMemory: It does not fit beside its caches; nothing was loaded.
         ModelLoadError: It is not there, cannot be read, lacks tensors, or has no chat template.
     """
+    check_installed(config)
     settings = read_config(config.model)
     prompts = _make_prompts(config.model, settings)
     demand = describe(config, settings, read_tensors(config.model, download=True))

@@ -2,17 +2,19 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
-from vlm_engine.errors import RequestError
+from vlm_engine.errors import ImageRejected, RequestError
 from vlm_engine.request import Message
+from vlm_engine.sampling_params import is_whole_text
 
 ROLES = ("system", "user", "assistant")
 DEFAULT_FPS = 2.0
+WIDE_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,11 +42,13 @@ def walk_parts(messages: Sequence[Message]) -> Iterator[tuple[str, dict[str, Any
         raise RequestError("at least one message is needed", field="messages")
     for i, message in enumerate(messages):
         field = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise RequestError("a message is {role: …, content: …}", field=field)
         if message.get("role") not in ROLES:
             raise RequestError(f"role must be one of {', '.join(ROLES)}", field=f"{field}.role")
         content = message.get("content")
         if isinstance(content, str):
-            yield f"{field}.content", {"type": "text", "text": content}
+            yield f"{field}.content", _checked({"type": "text", "text": content}, f"{field}.content")
         elif isinstance(content, Sequence):
             yield from (
                 (f"{field}.content[{j}]", _checked(part, f"{field}.content[{j}]"))
@@ -57,9 +61,12 @@ def walk_parts(messages: Sequence[Message]) -> Iterator[tuple[str, dict[str, Any
 def _checked(part: Any, field: str) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
+        if not is_whole_text(part["text"]):
+            raise RequestError("text must not contain half a character (a lone surrogate)", field=field)
         return part  # type: ignore[no-any-return]
     if kind == "image" and isinstance(part.get("image"), Image.Image):
-        if not 0 < part.get("scale", 1.0) <= 1:
+        scale = part.get("scale", 1.0)
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale <= 1:
             raise RequestError("an image's scale is greater than 0 and at most 1", field=f"{field}.scale")
         return part  # type: ignore[no-any-return]
     if kind == "video":
@@ -85,16 +92,35 @@ def _checked_video(part: dict[str, Any], field: str) -> dict[str, Any]:
 
 def collect_images(messages: Sequence[Message]) -> list[tuple[Image.Image, str]]:
     """All images in order, with the fields they came in; the messages are checked on the way."""
-    return [(part["image"], field) for field, part in walk_parts(messages) if part["type"] == "image"]
+    images = ((part["image"], field) for field, part in walk_parts(messages) if part["type"] == "image")
+    return [(_read(image, field), field) for image, field in images]
 
 
 def collect_clips(messages: Sequence[Message]) -> list[Clip]:
     """All videos in order; the messages are checked on the way."""
-    return [
-        Clip(tuple(part["frames"]), float(part.get("fps", DEFAULT_FPS)), field)
-        for field, part in walk_parts(messages)
-        if part["type"] == "video"
-    ]
+    return [_clip(part, field) for field, part in walk_parts(messages) if part["type"] == "video"]
+
+
+def _clip(part: dict[str, Any], field: str) -> Clip:
+    frames = tuple(_read(frame, f"{field}.frames") for frame in part["frames"])
+    return Clip(frames, float(part.get("fps", DEFAULT_FPS)), field)
+
+
+def _read(image: Image.Image, field: str) -> Image.Image:
+    """A picture with its pixels: PIL reads those of a file when they are first looked at."""
+    try:
+        image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ImageRejected(f"the picture cannot be read: {error}", field=field) from error
+    if not image.width or not image.height:
+        raise ImageRejected("the picture has no pixels", field=field)
+    if image.mode in WIDE_MODES:
+        raise ImageRejected(
+            f"the picture has more than 8 bits a pixel (mode {image.mode}), which would be cut off; scale "
+            "them to 8 bits",
+            field=field,
+        )
+    return image
 
 
 def image_scale(messages: Sequence[Message]) -> float:
@@ -115,7 +141,11 @@ def refuse_reserved_text(messages: Sequence[Message], reserved: Sequence[str]) -
 
 
 def image_digest(image: Image.Image) -> bytes:
-    """SHA-256 over mode, size and all pixels: equal digests mean equal pictures."""
-    digest = hashlib.sha256(f"{image.mode}:{image.width}x{image.height}:".encode())
+    """SHA-256 over mode, size, colours that a palette or a mark makes, and all pixels.
+
+    # invariant: equal digests mean equal pictures, whatever a processor makes of their mode.
+    """
+    marks = (image.getpalette("RGBA"), image.info.get("transparency"))
+    digest = hashlib.sha256(f"{image.mode}:{image.width}x{image.height}:{marks}:".encode())
     digest.update(image.tobytes())
     return digest.digest()

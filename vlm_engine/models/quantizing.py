@@ -1,13 +1,15 @@
 """Weights in eight bits: which layers, and how they are made while a checkpoint is read."""
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
+from vlm_engine.config import EngineConfig
 from vlm_engine.errors import ModelLoadError
 
-HINT = "quantization: int8 needs torchao: pip install 'vision-appliance[int8]', or set quantization: none"
+HINT = "quantization: int8 needs torchao: pip install -e '.[int8]', or set quantization: none"
 SCALE_BYTES = 5
 """Of a row: its scale, and torchao's zero point, which is zero."""
 
@@ -28,6 +30,16 @@ def quantize_head(model: Any) -> None:
     from torchao.quantization import quantize_
 
     quantize_(model.get_output_embeddings(), _kind())
+
+
+def check_installed(config: EngineConfig) -> None:
+    """Say before anything is read that torchao is missing.
+
+    Raises:
+        ModelLoadError: It is asked for and not installed.
+    """
+    if config.quantization == "int8" and importlib.util.find_spec("torchao") is None:
+        raise ModelLoadError(HINT)
 
 
 def loading_arguments(skeleton: Any) -> dict[str, Any]:
