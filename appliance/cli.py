@@ -157,6 +157,7 @@ def serve(
         from appliance.ports import listen
 
         with listen(settings.server) as listener:
+            typer.echo("appliance: starting: torch alone takes some seconds …", err=True)
             # why: torch comes with this one, and takes seconds that a mistake should not wait for.
             from appliance.serve import run_serve
 

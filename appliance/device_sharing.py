@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Literal
 
+from appliance.progress import Stopwatch, tell
 from vision.detector import DetectorConfig
 from vlm_engine.config import TurnConfig
 from vlm_engine.gate_client import GateClient
@@ -95,9 +96,13 @@ def stand_back() -> None:
 
 def load_detector(settings: DetectorSettings) -> "Detector":
     """The detector; one that may take turns computes by torch, whose layers can be cut, until `Hastening`."""
+    tell(f"loading the detector {Path(settings.model).name}")
+    watch = Stopwatch()
     from vision.detector import Detector
 
-    return Detector(replace(settings, runtime="torch") if _is_undecided(settings) else settings)
+    detector = Detector(replace(settings, runtime="torch") if _is_undecided(settings) else settings)
+    watch.tell("the detector is loaded")
+    return detector
 
 
 def share_device(detector: "Detector", settings: DetectorSettings) -> GateClient | None:

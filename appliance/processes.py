@@ -2,12 +2,13 @@
 
 import asyncio
 import ctypes
+import io
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from appliance.child_pipe import ChildPipe
 
@@ -38,11 +39,14 @@ class ChildError(Exception):
 class Child:
     """One child that runs `target`, a `package.module:function`, with `payload` on its standard input.
 
-    With `is_told_more` the input stays open for `send`. A session of its own keeps the terminal's Ctrl-C with
-    the parent, which then stops its children in order.
+    With `is_told_more` the input stays open for `send`, with `is_heard` the parent gets what it and its own
+    children write to standard error (`lines`). A session of its own keeps the terminal's Ctrl-C with the
+    parent, which then stops its children in order.
     """
 
-    def __init__(self, target: str, payload: bytes, *, is_told_more: bool = False) -> None:
+    def __init__(
+        self, target: str, payload: bytes, *, is_told_more: bool = False, is_heard: bool = False
+    ) -> None:
         # invariant: called from the main thread; the parent-death signal follows the thread that forked.
         module, function = target.split(":")
         code = (
@@ -50,7 +54,11 @@ class Child:
             f"from {module} import {function}; {function}()"
         )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True, bufsize=0
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE if is_heard else None,
+            start_new_session=True,
+            bufsize=0,
         )
         assert self._process.stdin is not None
         self._stdin = ChildPipe(self._process.stdin)
@@ -61,6 +69,13 @@ class Child:
     def send(self, payload: bytes) -> None:
         """Writes to the child's standard input and never waits: of payloads without room the newest stays."""
         self._stdin.send(payload)
+
+    def lines(self) -> Iterator[str]:
+        """Lines that it writes to standard error, until nobody is left to write any."""
+        assert self._process.stderr is not None, "a child that is not heard"
+        with io.BufferedReader(self._process.stderr) as stream:  # type: ignore[type-var]
+            for line in stream:
+                yield line.decode(errors="replace").rstrip("\n")
 
     @property
     def pid(self) -> int:

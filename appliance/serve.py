@@ -31,13 +31,15 @@ from appliance.following import (
 from appliance.jobs import Description
 from appliance.ladder import Ladder
 from appliance.logs import set_up_logging
+from appliance.model_names import shown_model_name
 from appliance.orphans import Orphans
 from appliance.outputs.runner import Outputs
 from appliance.ports import listen
 from appliance.processes import EXIT_UNUSABLE, ChildError
+from appliance.progress import Stopwatch, tell
 from appliance.settings import Settings, SettingsError, from_json
 from appliance.tasks import StoppedError, outlast, persist, run_beside
-from queues import EmbeddedServer, JobConsumer, ResultReader
+from queues import EmbeddedServer, JobConsumer, ResultReader, safe_url
 from queues.errors import QueueError
 from vlm_engine import EngineProcess
 from vlm_engine.errors import EngineError
@@ -102,9 +104,10 @@ class _Service:
 
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
         settings = with_gate(settings, stack)
-        self._settings, self._stack = settings, stack
+        self._settings, self._stack, self._watch = settings, stack, Stopwatch()
         self._redis = None if settings.redis.url else stack.enter_context(EmbeddedServer())
         url = self._redis.url if self._redis else str(settings.redis.address)
+        self._watch.tell("the embedded Valkey is up" if self._redis else f"the queue is {safe_url(url)}")
         self._events = stack.enter_context(sole_events(settings))
         self._num_failures: Counter[str] = Counter()
         self._outputs = _open_outputs(settings, self._events, self._num_failures)
@@ -158,14 +161,16 @@ class _Service:
     async def _load_and_serve(self, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
         await self._begin_to_follow()
         self._stack.push_async_callback(self._engine.close)
+        tell(f"loading the model {shown_model_name(self._settings.engine.model)}")
         await self._engine.start()
+        self._watch.tell("the engine is ready")
         await self._stack.enter_async_context(self._consumer)
         server, events = ApiServer(self._app, self._settings.server), self._events
         await run_beside(
             _serve_http(server, listener),
             self._describer.run(),
             self._outputs.run(),
-            _announce(server, self._board, on_ready),
+            self._announce(server, on_ready),
             *(self._persist(f"following {stream}", one.run) for stream, one in self._followers.items()),
             self._persist("lost events", partial(give_up_lost, events, self._settings.describe.max_age_s)),
             self._persist("old events", partial(sweep, events)),
@@ -184,6 +189,13 @@ class _Service:
         self, name: str, work: Callable[[], Coroutine[Any, Any, object]]
     ) -> Coroutine[Any, Any, None]:
         return persist(name, work, self._num_failures)
+
+    async def _announce(self, server: ApiServer, on_ready: Callable[[str], None]) -> None:
+        """Tells the address once the server listens and the vision worker has reported every camera."""
+        while not server.started or not all(status.updated_at for status in await self._board.statuses()):
+            await asyncio.sleep(POLL_S)
+        self._watch.tell("all is up")
+        on_ready(server.url)
 
     def _create_app(self) -> FastAPI:
         try:
@@ -264,13 +276,6 @@ async def _serve_http(server: ApiServer, listener: socket.socket) -> None:
         server.should_exit = True
         await outlast(serving)
     serving.result()
-
-
-async def _announce(server: ApiServer, board: BoardReader, on_ready: Callable[[str], None]) -> None:
-    """Tells the address once the server listens and the vision worker has reported every camera."""
-    while not server.started or not all(status.updated_at for status in await board.statuses()):
-        await asyncio.sleep(POLL_S)
-    on_ready(server.url)
 
 
 async def _keep_running(redis: EmbeddedServer) -> None:

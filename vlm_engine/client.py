@@ -257,6 +257,9 @@ class EngineProcess:
                     f"the engine's process ended with code {process.returncode} while it loaded"
                 )
         message = wire.decode_to_client(await socket.recv())
+        if isinstance(message, wire.Progress):
+            log.info("%s", message.text)
+            return await self._first_message(socket, process)
         if isinstance(message, wire.Failed):
             raise _error_of(message)
         assert isinstance(message, wire.Ready), "the first message says whether the model is loaded"

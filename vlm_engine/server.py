@@ -156,9 +156,15 @@ def main() -> None:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.connect(start.address)
     transformers_logging.disable_progress_bar()
+    started_s = time.monotonic()
+
+    def tell(text: str) -> None:
+        socket.send(wire.encode(wire.Progress(text)))
+
     try:
         engine = Engine(start.config)
-        warm_up(engine)
+        tell(f"the model is loaded after {time.monotonic() - started_s:.1f} s")
+        warm_up(engine, tell)
         engine.grammars.load()
         gate = _open_gate(start, engine)
     except EngineError as error:

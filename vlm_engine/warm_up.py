@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from vlm_engine.calibration import DECODES, VariedBudget, cost_cache, full_requests, short_requests
 from vlm_engine.engine import Engine
@@ -21,8 +21,10 @@ WORTH_KEEPING = 500
 """Steps after which what was learned online is better than what was measured at the start."""
 
 
-def warm_up(engine: Engine) -> None:
+def warm_up(engine: Engine, tell: Callable[[str], object] = lambda text: None) -> None:
     """Run a few made-up requests, so that the first real one meets warm kernels and known costs.
+
+    `tell` hears of it, in words, when that takes longer than usual.
 
     Takes less than a second of a fast machine where the costs are known from an earlier start, and else at
     most some seconds (`CALIBRATION_S`); leaves nothing behind but what the cost model learned.
@@ -39,6 +41,7 @@ def warm_up(engine: Engine) -> None:
             return
         log.warning("steps take %.1f times what %s says: measured anew", ratio, cache.path)
         costs.reset()
+    tell("measuring what steps take on this machine, some seconds …")
     _rehearse(engine, full_requests())
     cache.store(costs)
 

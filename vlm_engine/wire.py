@@ -75,6 +75,12 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """What the process is doing before it is ready, in words."""
+
+    text: str
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The model is loaded."""
 
@@ -123,7 +129,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 ToServer = Submit | Abort | TraceWanted | Close
-ToClient = Ready | Failed | Events | Refused | Trace | Heartbeat
+ToClient = Progress | Ready | Failed | Events | Refused | Trace | Heartbeat
 Frames = Sequence[Any]
 _encoder = msgspec.msgpack.Encoder()
 _to_server = msgspec.msgpack.Decoder(ToServer)

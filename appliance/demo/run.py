@@ -17,6 +17,7 @@ from appliance.settings import Settings, SettingsError, to_json
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 15.0
+LAST_WORDS_S = 2.0
 STATUS_EVERY_S = 0.5
 PROBE_EVERY_S = 4.0
 MAX_TOKENS = 48
@@ -36,7 +37,9 @@ def run_demo(settings: Settings, seconds: float | None = None) -> None:
     settings = _with_port(settings)
     url = settings.server.url
     with DemoView() as view, ApplianceClient(url, settings.server.key) as client:
-        child = Child("appliance.serve:child_main", to_json(settings))
+        child = Child("appliance.serve:child_main", to_json(settings), is_heard=True)
+        listener = threading.Thread(target=_pass_on, args=(child, view), daemon=True)
+        listener.start()
         try:
             _wait_until_ready(child, client, view)
             elapsed_s = time.monotonic() - started_at
@@ -47,7 +50,14 @@ def run_demo(settings: Settings, seconds: float | None = None) -> None:
         finally:
             view.status("stopping …")
             child.stop(STOP_TIMEOUT_S)
+            listener.join(LAST_WORDS_S)
     print("stopped")
+
+
+def _pass_on(child: Child, view: DemoView) -> None:
+    """Shows what the appliance says of itself, above the line that is always current."""
+    for line in child.lines():
+        view.report(line)
 
 
 def _with_port(settings: Settings) -> Settings:

@@ -1,5 +1,6 @@
 """The demo's screen: lines that stay, over one line that is always current."""
 
+import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -36,6 +37,13 @@ class DemoView:
         """A line that stays; on a terminal it is wrapped at words unless it is meant to be copied."""
         keep = is_verbatim or not self._console.is_terminal
         self._console.print(escape(text), style=style or None, soft_wrap=keep)
+
+    def report(self, line: str) -> None:
+        """A line of the appliance's own log: on a terminal above the current one, elsewhere as an error."""
+        if self._console.is_terminal:
+            self._console.print(escape(line), style="dim", soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def status(self, text: str) -> None:
         """What is so right now."""

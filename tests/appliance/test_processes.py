@@ -39,6 +39,12 @@ def refuse_settings() -> None:
     sys.exit(EXIT_UNUSABLE)
 
 
+def complain() -> None:
+    """The target of a child that says something, as does a child of its own."""
+    print("the child", file=sys.stderr, flush=True)
+    subprocess.run(["sh", "-c", "echo a child of it >&2"], check=True)
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
@@ -48,6 +54,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_child_and_its_children_say_is_heard():
+    child = Child("tests.appliance.test_processes:complain", b"", is_heard=True)
+
+    assert list(child.lines()) == ["the child", "a child of it"]
+    child.stop()
 
 
 def test_a_child_gets_its_payload_and_a_session_of_its_own(tmp_path):

@@ -102,6 +102,24 @@ def test_cameras_are_described_and_a_broken_one_is_told_apart(client):
         client.newest_frame("broken")
 
 
+def test_a_start_tells_its_steps_and_what_is_not_there_yet(appliance, client):
+    told = appliance[0].stderr
+
+    for step in (
+        r"starting: torch alone takes some seconds …",
+        r"the embedded Valkey is up after \d+\.\d s",
+        r"loading the model \w+ …",
+        r"the model is loaded after \d+\.\d s",
+        r"measuring what steps take on this machine, some seconds …",
+        r"loading the detector yolo26n-scenes\.pt …",
+        r"the detector is loaded after \d+\.\d s",
+        r"the engine is ready after \d+\.\d s",
+        r"all is up after \d+\.\d s",
+        r"\S+: cameras\.broken\.source: no file or folder \S+/missing\.mp4: .*",
+    ):
+        assert re.search(rf"^appliance: {step}$", told, re.MULTILINE), step
+
+
 def test_descriptions_are_streamed_as_events(client):
     course: dict[str, list[Any]] = {}
     for event in client.events():

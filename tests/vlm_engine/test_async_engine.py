@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import re
 import shutil
@@ -256,6 +257,18 @@ async def test_a_model_that_cannot_be_loaded_is_named(kind: type[Client]) -> Non
     with pytest.raises(ModelLoadError, match="/nowhere/model"):
         await engine.start()
     await engine.close()
+
+
+async def test_a_process_tells_what_it_is_doing(
+    qwen3_vl_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vlm_engine.client"):
+        async with started(EngineProcess(config_of(qwen3_vl_checkpoint))):
+            pass
+    loaded, measuring = (record.getMessage() for record in caplog.records)
+
+    assert loaded.startswith("the model is loaded after ")
+    assert measuring.startswith("measuring what steps take")
 
 
 async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_checkpoint: Path) -> None:
