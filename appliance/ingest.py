@@ -33,6 +33,7 @@ from vision.pipeline import CameraConfig, FrameResult, Pipeline
 from vision.pixels import shrink
 from vision.trigger import ON_DEMAND
 from vision.types import Frame, Observation
+from vision.urls import redact
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,9 @@ class VisionWorker:
         self._detector = load_detector(settings.detector)
         self._gate = share_device(self._detector, settings.detector)
         self._hastening = Hastening(self._detector, settings.detector, self._gate)
-        self._pipeline = Pipeline(self._detector, [self._config(name) for name in settings.cameras])
+        self._pipeline = Pipeline(self._detector, ())
+        for camera in self._cameras.values():
+            self._prepare(camera)
         self._producer = _open_producer(redis_url, settings.queue, stop)
         self._board = BoardWriter(redis_url)
         self._courses, self._teller = Courses(), Teller(self._producer)
@@ -80,7 +83,8 @@ class VisionWorker:
     def run(self, stop: threading.Event, *, until_ended: bool = False) -> None:
         """Blocks until `stop` is set, or with `until_ended` until no source has anything left."""
         for camera in self._cameras.values():
-            self._begin(camera)
+            with self._alone(camera):
+                self._begin(camera)
         try:
             while not stop.is_set() and not (until_ended and self._is_done):
                 self._turn()
@@ -131,16 +135,26 @@ class VisionWorker:
 
     def _add(self, name: str) -> None:
         camera = self._cameras[name] = Camera(name, self._settings.cameras[name], self._wake)
-        # invariant: each of the cameras is one of the pipeline's
-        self._pipeline.put(CameraConfig(name))
         try:
-            self._pipeline.put(self._config(name))
+            self._prepare(camera)
+        except VisionError as error:
+            logger.error("camera=%s cannot be used: %s", name, error)
+            camera.refuse(str(error))
+        with self._alone(camera):
+            self._begin(camera)
+
+    def _prepare(self, camera: Camera) -> None:
+        """Takes a camera into the pipeline; raises `VisionError` for settings that cannot be used."""
+        # invariant: each of the cameras is one of the pipeline's
+        self._pipeline.put(CameraConfig(camera.name))
+        try:
+            self._pipeline.put(self._config(camera.name))
+        except VisionError:
+            raise
         except Exception as error:
             # why: what is wrong with one camera ends no other, be it foreseen or not
-            is_foreseen = isinstance(error, VisionError)
-            logger.error("camera=%s cannot be used: %s", name, error, exc_info=not is_foreseen)
-            camera.refuse(str(error) if is_foreseen else f"{type(error).__name__}: {error}")
-        self._begin(camera)
+            logger.error("camera=%s cannot be used", camera.name, exc_info=error)
+            camera.refuse(redact(f"{type(error).__name__}: {error}"))
 
     def _begin(self, camera: Camera) -> None:
         # why: a frame of before may show what is now masked, or a camera that is paused

@@ -85,7 +85,8 @@ class Trigger:
     Attributes:
         num_held_back: tracks that gave no observation (yet), by reason: ``cooldown``, ``part_of_another``
             (its box lies within that of a described one), ``reacquired`` (it goes on with a described visit),
-            ``threshold``, ``motion_mask``; and frames left out as ``near_duplicate``.
+            ``threshold``, ``motion_mask``; frames left out as ``near_duplicate``; and under ``gone`` each
+            crossing, entry or stay of which a cooldown let nobody hear until the track was forgotten.
         where: of the newest frame, where each detection is.
     """
 
@@ -111,6 +112,7 @@ class Trigger:
         self._now_s = frame.time_s
         self.where = self._places.update(frame, detections)
         visits = self._visits.see(self._now_s, detections, self.where)
+        self._count_gone()
         for visit in visits:
             visit.due.update(self._arisen(visit))
         is_fit = self._fit(frame, detections)
@@ -137,6 +139,7 @@ class Trigger:
     def reset(self) -> None:
         """Forget all visits: for a new recording. The counts stay."""
         self._visits.clear()
+        self._count_gone()
         self._places.reset()
         self._forget_times()
         self._now_s = 0.0
@@ -170,6 +173,12 @@ class Trigger:
         if not self._is_admitted(visit):
             return []
         return sorted(visit.due - visit.described, key=_rank)
+
+    def _count_gone(self) -> None:
+        for visit in self._visits.take_gone():
+            untold = {*self._reasons(visit)} - {NEW_TRACK}
+            if untold and "cooldown" in visit.held_back:
+                self.num_held_back["gone"] += len(untold)
 
     def _arisen(self, visit: Visit) -> list[str]:
         """What happened in this frame, some of which is over in the next: it is due until it is described."""

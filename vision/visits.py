@@ -70,6 +70,7 @@ class Visits:
         self._reacquire_s = reacquire_s
         self._num_held_back = num_held_back
         self._by_id: dict[int, Visit] = {}
+        self._gone: list[Visit] = []
         self._now_s = 0.0
 
     def __len__(self) -> int:
@@ -77,7 +78,13 @@ class Visits:
 
     def clear(self) -> None:
         """Forget them all."""
+        self._gone += self._by_id.values()
         self._by_id.clear()
+
+    def take_gone(self) -> list[Visit]:
+        """Those that were forgotten since the last time."""
+        gone, self._gone = self._gone, []
+        return gone
 
     def see(self, now_s: float, detections: Detections, where: list[Whereabouts]) -> list[Visit]:
         """Take the next frame's tracked detections; one visit a row."""
@@ -125,7 +132,7 @@ class Visits:
     def _forget(self) -> None:
         oldest = self._now_s - max(self._reacquire_s, _MEMORY_S)
         for track_id in [i for i, visit in self._by_id.items() if visit.seen_s < oldest]:
-            del self._by_id[track_id]
+            self._gone.append(self._by_id.pop(track_id))
 
 
 def track_ids(detections: Detections) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from appliance.settings import Settings, load_settings, to_json
 from queues import EmbeddedServer, JobConsumer, QueueUnavailable, connect
 from tests.appliance.running import until
 from tests.queues.servers import Server, started
+from vision.errors import UnknownClass
 
 VIDEO = "synthetic://street?seed=3&fps=5&frames=40"
 
@@ -227,6 +228,27 @@ def test_what_one_camera_fails_by_ends_no_other(server, monkeypatch):
         num_seen = good.status({}).num_frames
         until(lambda: good.status({}).num_frames > num_seen + 2)
         assert worker._cameras["good"] is good
+
+
+def test_what_one_camera_fails_by_at_the_first_start_ends_no_other(server, monkeypatch):
+    """V2: nobody foresaw it; what somebody did, a class that is not known, ends the start and says so."""
+    configure = VisionWorker._config
+    with monkeypatch.context() as failing:
+        failing.setattr(
+            VisionWorker, "_config", lambda self, name: 1 / 0 if name == "odd" else configure(self, name)
+        )
+        worker = VisionWorker(settings("first", good=LIVE, odd=LIVE, stuck=LIVE), server.url)
+    monkeypatch.setattr(worker._cameras["stuck"].reader, "start", lambda: 1 / 0)
+    with running(worker):
+        until(lambda: worker._cameras["good"].status({}).num_frames > 2)
+        odd, stuck = (worker._cameras[name].status({}) for name in ("odd", "stuck"))
+    assert (odd.state, odd.error) == ("unsupported", "ZeroDivisionError: division by zero")
+    assert stuck.error == "ZeroDivisionError: division by zero"
+
+    strange = {"source": LIVE, "objects": {"track": ["unicorn"]}}
+    wrong = load_settings(None, {"detector": {"device": "cpu", "imgsz": 64}, "cameras": {"good": strange}})
+    with pytest.raises(UnknownClass, match="unicorn"):
+        VisionWorker(wrong, server.url)
 
 
 def told(server: EmbeddedServer, chosen: Settings) -> dict[str, list[str]]:

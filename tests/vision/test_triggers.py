@@ -77,6 +77,26 @@ def test_a_crossing_in_a_frame_of_a_low_score_is_told_with_the_next() -> None:
     assert seen == [(ENTERS + 1, "line_crossing:gate:right")]
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_what_nobody_heard_of_before_its_track_was_gone_is_counted(is_reset: bool) -> None:
+    """The walker crosses the line within the cooldown and leaves the picture before that ends."""
+    trigger = Trigger(replace(QUIET, new_track=True, line_crossing=("gate",), cooldown_s=20.0))
+    leaver = replace(WALKER, last=ENTERS + 5)
+    watch(trigger, [leaver], ENTERS + 10)
+    assert trigger.num_held_back == {"cooldown": 1}
+    if is_reset:
+        trigger.reset()
+    else:
+        watch(trigger, [], ENTERS + 350, start=ENTERS + 10)
+    assert trigger.num_held_back == {"cooldown": 1, "gone": 1}
+
+
+def test_who_stayed_to_be_told_of_is_not_counted_as_gone() -> None:
+    trigger = Trigger(replace(QUIET, new_track=True, line_crossing=("gate",), cooldown_s=4.0))
+    assert len(watch(trigger, [WALKER], 500)) == 2
+    assert trigger.num_held_back == {"cooldown": 1}
+
+
 def test_who_goes_on_with_a_visit_goes_on_with_what_it_did() -> None:
     """A tracker that lost somebody gives a new number, right after the line, within the cooldown."""
     config = replace(QUIET, new_track=True, line_crossing=("gate",), cooldown_s=4.0)
