@@ -6,7 +6,7 @@ again with what is wanted then.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain, repeat
 from typing import Any
 
@@ -16,9 +16,11 @@ from pydantic_core import from_json
 from appliance.board import BoardReader
 from appliance.camera_settings import CameraSettings
 from appliance.frigate import in_our_words, in_written_words
+from appliance.permits import Cameras, changed_permits
 from appliance.processes import Child, Supervisor
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
+from queues.errors import QueueError
 from vision.errors import SourceUnsupported
 from vision.urls import STREAM_SCHEMES, is_stream, parse_stream_url, redact
 
@@ -47,12 +49,17 @@ class CameraExists(CameraRefused):
 
 
 class CameraControl:
-    """Changes cameras while the vision worker runs; `start` makes the worker, once there is a camera."""
+    """Changes cameras while the vision worker runs; `start` makes the worker, once there is a camera.
+
+    `permit` tells the queue what a camera's jobs have to have, before the worker is told; it may fail with a
+    `QueueError`, for the worker tells it too.
+    """
 
     def __init__(self, settings: Settings, redis_url: str, board: BoardReader, start: Start) -> None:
         self._settings = settings.model_copy(update={"redis": RedisSettings(url=redis_url)})
         self._board = board
         self._start = start
+        self.permit: Callable[[str, str], Awaitable[object]] | None = None
         self._worker = self._started() if settings.cameras else None
         self._is_wanted = asyncio.Event()
         # invariant: what was checked against the cameras that there are is what they are changed into
@@ -114,11 +121,11 @@ class CameraControl:
         async with self.changing:
             cameras = dict(self._settings.cameras)
             del cameras[name]
-            self._tell(self._settings.model_copy(update={"cameras": cameras}))
+            await self._tell(self._settings.model_copy(update={"cameras": cameras}))
 
-    def reload(self, settings: Settings) -> None:
+    async def reload(self, settings: Settings) -> None:
         """Makes the cameras those of `settings`; what else is in them waits for the next start."""
-        self._tell(self._settings.model_copy(update={"cameras": settings.cameras}))
+        await self._tell(self._settings.model_copy(update={"cameras": settings.cameras}))
 
     def _dumped(self) -> dict[str, Any]:
         return {name: camera.model_dump() for name, camera in self._settings.cameras.items()}
@@ -135,10 +142,24 @@ class CameraControl:
         if known is None or known.source != checked.cameras[name].source:
             _check_source(checked.cameras[name])
         cameras = {**self._settings.cameras, name: checked.cameras[name]}
-        self._tell(self._settings.model_copy(update={"cameras": cameras}))
+        await self._tell(self._settings.model_copy(update={"cameras": cameras}))
 
-    def _tell(self, settings: Settings) -> None:
+    async def permit_all(self) -> None:
+        """Tell the queue of the cameras that there are."""
+        await self._permit({}, self._settings.cameras)
+
+    async def _permit(self, old: Cameras, new: Cameras) -> None:
+        if self.permit is None:
+            return
+        for name, permit in changed_permits(old, new):
+            try:
+                await self.permit(name, permit)
+            except QueueError as error:
+                logger.warning("camera=%s its jobs are withdrawn later: %s", name, error)
+
+    async def _tell(self, settings: Settings) -> None:
         _check_readable(to_json(settings))
+        await self._permit(self._settings.cameras, settings.cameras)
         self._settings = settings
         self._board.names = self.names
         if self._worker is not None:
@@ -164,7 +185,7 @@ async def reload_from(control: CameraControl, load: Callable[[], Settings]) -> N
     """Reads the settings again; with a mistake in them everything stays, and the log says why."""
     try:
         async with control.changing:
-            control.reload(await asyncio.to_thread(load))
+            await control.reload(await asyncio.to_thread(load))
     except SettingsError as error:
         logger.error("the settings were not read again: %s", error)
     else:

@@ -218,6 +218,8 @@ class Describer:
         except (DescribeError, EngineError) as error:
             await self._give_up(job, delivery, str(error))
             return None
+        if await self._withdraw(delivery):
+            return None
         # why: whoever follows the results must not be told before this listener, who also gets the picture.
         self._on_settled(description, _snapshot(job))
         outcome = "failed" if description.error is not None else "described"
@@ -227,6 +229,14 @@ class Describer:
             latency_s = description.described_at - job.captured_at
             self._books.describe(job.camera, task.rung.name, latency_s)
         return engine_s
+
+    async def _withdraw(self, delivery: Delivery) -> bool:
+        """Drop a job if its camera was masked, paused or removed meanwhile; whether it was."""
+        if not await self._consumer.is_withdrawn(delivery):
+            return False
+        await self._consumer.drop(delivery, "withdrawn")
+        self._books.settle("withdrawn")
+        return True
 
     async def _let_go(self, delivery: Delivery) -> None:
         await self._consumer.drop(delivery, "expired")
@@ -239,6 +249,8 @@ class Describer:
             )
 
     async def _give_up(self, job: DescribeJob, delivery: Delivery, error: str) -> None:
+        if await self._withdraw(delivery):
+            return
         logger.warning("camera=%s job=%s was not described: %s", job.camera, job.job_id, error)
         # why: first, as in `_answer`; the queue tells of dead letters too.
         if delivery.times_delivered >= self._consumer.config.max_deliveries:

@@ -9,6 +9,7 @@ _WORDS = {
     "replaced": "a newer frame took its place in the queue (describe.replace)",
     "expired": "it was too old before its turn came (describe.max_age_s)",
     "overflow": "the queue was full",
+    "withdrawn": "its camera was masked, paused or removed meanwhile",
     "refused": "the queue did not take it",
 }
 

@@ -21,6 +21,7 @@ from appliance.fates import why_dropped
 from appliance.heap import limit_arenas
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
+from appliance.permits import Permits
 from appliance.processes import EXIT_UNUSABLE
 from appliance.settings import Settings, SettingsError, from_json
 from appliance.viewing import camera_config
@@ -73,6 +74,7 @@ class VisionWorker:
             self._prepare(camera)
         self._producer = _open_producer(redis_url, settings.queue, stop)
         self._board = BoardWriter(redis_url)
+        self._permits = Permits(self._producer, settings.cameras)
         self._courses, self._teller = Courses(), Teller(self._producer)
         self._asked: dict[str, str] = {}
         self._watched: frozenset[str] = frozenset()
@@ -121,6 +123,7 @@ class VisionWorker:
             new = self._settings.cameras
             for name in [name for name, camera in old.items() if new.get(name) != camera]:
                 self._remove(name)
+            self._permits.change(old, new)
             for name in [name for name, camera in new.items() if old.get(name) != camera]:
                 self._add(name)
 
@@ -184,6 +187,7 @@ class VisionWorker:
         self._wake.clear()
         self._hastening.step()
         self._take_news()
+        self._permits.tell()
         frames = self._collect()
         if frames:
             self._look_at(frames)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from appliance.jobs import DescribeJob, encode_job
+from appliance.permits import permit_of
 from appliance.prompts import DEFAULT_INSTRUCTION
 from appliance.settings import Settings
 from appliance.view_settings import ViewSettings
@@ -72,7 +73,8 @@ def make_job(
     # longer than that, every frame would be too old and nothing ever described.
     expires_at = max(min(frame.captured_at, now) + max_age_s, now + max_age_s / 2)
     slot = slot_of(observation, view.describe.replace)
-    return Job(job_id, frame.camera, encode_job(body), now, expires_at, slot)
+    permit = permit_of(settings.cameras.get(frame.camera))
+    return Job(job_id, frame.camera, encode_job(body), now, expires_at, slot, permit)
 
 
 def slot_of(observation: Observation, replace: str) -> str | None:

@@ -118,6 +118,7 @@ class _Service:
         stack.push_async_callback(self.cameras.stop)
         self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)
+        self.cameras.permit = self._consumer.permit
         self._readers = {
             store: ResultReader(url, settings.queue, stream=stream)
             for stream, store in (
@@ -165,6 +166,7 @@ class _Service:
         await self._engine.start()
         self._watch.tell("the engine is ready")
         await self._stack.enter_async_context(self._consumer)
+        await self.cameras.permit_all()
         server, events = ApiServer(self._app, self._settings.server), self._events
         await run_beside(
             _serve_http(server, listener),

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, Self
 
-from queues import scripts
+from queues import scripts, upkeep
 from queues.config import QueueConfig
 from queues.errors import QueueError
 from queues.link import Link
@@ -49,6 +49,7 @@ def _delivery(
         created_at=float(fields[b"created_at"]),
         expires_at=float(expires_at) if expires_at else None,
         slot=fields.get(b"slot", b"").decode() or None,
+        permit=fields.get(b"permit", b"").decode(),
     )
     queue_ms = max(0.0, now_ms - int(entry_id.partition(b"-")[0]))
     waited_ms = queue_ms if waited_ms is None else waited_ms
@@ -68,7 +69,7 @@ async def forget_queue(url: str, config: QueueConfig) -> None:
     """Delete a queue that nobody uses any more, with all that waits in it; raises `QueueUnavailable`."""
     link = Link(url, config)
     try:
-        await link.run(scripts.FORGET, "")
+        await link.run(upkeep.FORGET, "")
     finally:
         await link.close()
 
@@ -106,7 +107,7 @@ class JobConsumer:
     async def start(self) -> None:
         """Connect; raises `QueueUnavailable`, `ServerTooOld` or another `ServerError`."""
         await self._link.open()
-        await self._link.run(scripts.SWEEP, self.name, _GONE_AFTER_MS)
+        await self._link.run(upkeep.SWEEP, self.name, _GONE_AFTER_MS)
         self._keeper = asyncio.create_task(self._keep(), name=f"queue-leases-{self.name}")
 
     async def take(
@@ -176,9 +177,22 @@ class JobConsumer:
         answer = await self._settle(scripts.DROP, delivery, reason, job.job_id, job.key)
         return bool(answer == 1)
 
+    async def permit(self, key: str, permit: str) -> int:
+        """As `JobProducer.permit`."""
+        return int(await self._link.run(upkeep.PERMIT, self.name, key, permit) or 0)
+
+    async def is_withdrawn(self, delivery: Delivery) -> bool:
+        """Whether the jobs of its key have to have another permit by now; waits as `finish` does."""
+        job = delivery.job
+        permits = self.config.key("permits")
+        wanted: Any = await self._link.insist(
+            lambda: self._link.ask(lambda: self._link.commands.hget(permits, job.key))
+        )
+        return wanted is not None and wanted.decode() != job.permit
+
     async def status(self) -> QueueStatus:
         """The queue's state; raises `QueueUnavailable`."""
-        return parse_status(await self._link.run(scripts.STATUS, self.name))
+        return parse_status(await self._link.run(upkeep.STATUS, self.name))
 
     async def close(self) -> None:
         """Hand the jobs in hand to other workers at once, and disconnect; never raises for an outage."""

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 import redis
 
-from queues import scripts
+from queues import upkeep
 from queues.config import QueueConfig
 from queues.connection import check_server, connect, translate
 from queues.errors import QueueFull
@@ -54,7 +54,7 @@ class DeadLetters:
         """
         config = self.config
         limits = (config.max_len, config.max_bytes, round(config.dedup_ttl_s * 1000))
-        answer = self._run(scripts.REVIVE, entry_id, *limits)
+        answer = self._run(upkeep.REVIVE, entry_id, *limits)
         if answer < 0:
             raise QueueFull(f"no room for the dead letter {entry_id}: the queue is full")
         return bool(answer)
@@ -65,7 +65,7 @@ class DeadLetters:
 
     def status(self) -> QueueStatus:
         """The queue's state."""
-        return parse_status(self._run(scripts.STATUS))
+        return parse_status(self._run(upkeep.STATUS))
 
     def close(self) -> None:
         """Disconnect."""

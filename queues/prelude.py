@@ -6,7 +6,7 @@ The stream holds the jobs, `body:<entry id>` the body of each, the consumer grou
 whose turn it is. Of each key with waiting jobs `turns` has the place at which it stands in the round,
 `line:<key>` its jobs' places, and `load:<key>` in counts their bytes. A place is a time in microseconds that
 is never given twice, so that it also tells since when it is held. `slots` has every waiting entry with its
-slot ('' for none).
+slot ('' for none). `permits` has what the jobs of some keys have to have as their permit.
 
 why: a body is a key of its own because Lua copies what passes it several times, plain commands do not.
 
@@ -30,6 +30,8 @@ local function now_ms() return math.floor(now_us() / 1000) end
 
 local function own(name) return '{' .. stream .. '}:' .. name end
 
+local permits = own('permits')
+
 local function state_key(job_id) return own('job:' .. job_id) end
 
 local function body_key(entry_id) return own('body:' .. entry_id) end
@@ -49,6 +51,12 @@ end
 -- Tells readers of a job that gets no result. Called after its removal: a full memory allows growing then.
 local function tell_dropped(job_id, key, reason)
   redis.call('XADD', own('dropped'), 'MAXLEN', '~', 1000, '*', 'job_id', job_id, 'key', key, 'body', reason)
+end
+
+-- Whether its key's jobs have to have another permit by now.
+local function is_withdrawn(job)
+  local permit = redis.call('HGET', permits, job.key)
+  return permit and permit ~= (job.permit or '')
 end
 
 local function fields_of(entry)
@@ -79,7 +87,8 @@ local function bury(entry_id, job, times, reason, max_len)
   local body = redis.call('GET', body_key(entry_id)) or ''
   remove(entry_id)
   redis.call('XADD', dead, 'MAXLEN', '~', max_len, '*', 'job_id', job.job_id, 'key', job.key,
-    'times_delivered', times, 'reason', reason, 'created_at', job.created_at, 'body', body)
+    'times_delivered', times, 'reason', reason, 'created_at', job.created_at, 'permit', job.permit or '',
+    'body', body)
   count('dropped:dead', 1)
   tell_dropped(job.job_id, job.key, 'dead: ' .. reason)
 end

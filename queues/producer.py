@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import redis
 
-from queues import scripts
+from queues import scripts, upkeep
 from queues.config import QueueConfig
 from queues.connection import CURABLE, check_server, connect, translate
 from queues.errors import JobTooLarge, QueueFull, QueueUnavailable
@@ -34,7 +34,8 @@ class JobProducer:
         self._client = connect(url, self.config)
         self._pipe = Pipe(self._client)
         self._put = self._client.register_script(scripts.PUT)
-        self._status = self._client.register_script(scripts.STATUS)
+        self._permit = self._client.register_script(upkeep.PERMIT)
+        self._status = self._client.register_script(upkeep.STATUS)
         self._keys = self.config.keys
         try:
             check_server(self._client.info("everything"), url)
@@ -77,6 +78,13 @@ class JobProducer:
             return self._client.xadd(told, entry, maxlen=most, approximate=True)  # type: ignore[arg-type]
 
         self._call(append, [])
+
+    def permit(self, key: str, permit: str) -> int:
+        """From now on only jobs of `key` with this permit are worked on; how many that waited were dropped.
+
+        Raises `QueueUnavailable`, and may be repeated.
+        """
+        return int(self._call(self._permit, [key, permit]))
 
     def count_drop(self, reason: str, number: int = 1) -> None:
         """Count jobs that this producer gave up by itself; all processes see them after its next `put`."""
@@ -132,6 +140,7 @@ class JobProducer:
             self.config.max_bytes,
             self.config.max_per_slot,
             int(self.config.when_full == "drop_oldest"),
+            job.permit,
             *(item for drop in drops.items() if drop[1] for item in drop),
         ]
 

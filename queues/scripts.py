@@ -1,6 +1,6 @@
 """The queue's state changes as Lua scripts: each is atomic, so a killed process leaves no half-done step.
 
-An entry has the fields job_id, key, slot, created_at, expires_at, deadline_ms, num_replaced. The key
+An entry has the fields job_id, key, slot, created_at, expires_at, deadline_ms, num_replaced, permit. The key
 `job:<id>` holds a job id's state for `dedup_ttl_s`: the token of the `put` that queued it, then
 `done:<the delivery's token>`.
 
@@ -19,7 +19,7 @@ PUT = (
     + """
 -- In one transaction with the SET of `put:<token>`, which is the body, before it and its DEL after it.
 -- ARGV: token, job_id, key, slot, created_at, expires_at, ttl_ms, size, dedup_ttl_ms, max_len, max_bytes,
---       max_per_slot, may_drop, then reason, number of drops that the producer counted by itself.
+--       max_per_slot, may_drop, permit, then reason, number of drops that the producer counted by itself.
 -- Returns 1 queued, 0 duplicate, -1 no room.
 local token, job_id, key, slot, size = ARGV[3], ARGV[4], ARGV[5], ARGV[6], tonumber(ARGV[10])
 local max_len, max_bytes = tonumber(ARGV[12]), tonumber(ARGV[13])
@@ -53,7 +53,7 @@ if not known and #replaced == 0 and not may_drop and is_over() then
   return -1
 end
 
-for i = 16, #ARGV, 2 do count('dropped:' .. ARGV[i], ARGV[i + 1]) end
+for i = 17, #ARGV, 2 do count('dropped:' .. ARGV[i], ARGV[i + 1]) end
 if known then
   count('duplicates', 1)
   return 0
@@ -103,7 +103,8 @@ end
 local deadline_ms = ''
 if ARGV[9] ~= '' then deadline_ms = string.format('%d', now_ms() + ARGV[9]) end
 local entry_id = redis.call('XADD', stream, '*', 'job_id', job_id, 'key', key, 'slot', slot,
-  'created_at', ARGV[7], 'expires_at', ARGV[8], 'deadline_ms', deadline_ms, 'num_replaced', num_replaced)
+  'created_at', ARGV[7], 'expires_at', ARGV[8], 'deadline_ms', deadline_ms, 'num_replaced', num_replaced,
+  'permit', ARGV[16])
 redis.call('RENAME', own('put:' .. token), body_key(entry_id))
 redis.call('HSET', counts, 'bytes', bytes + size, 'place', last, 'put', tonumber(books[3] or 0) + 1,
   load(key), weight + size)
@@ -157,6 +158,8 @@ while key and #found < max_jobs do
   if not job or is_late(job, now) then
     drop_waiting(key, entry_id, 'expired')
     expired[#expired + 1], expired[#expired + 2] = key, wait_of(place)
+  elseif is_withdrawn(job) then
+    drop_waiting(key, entry_id, 'withdrawn')
   else
     -- why: first, so that nothing has changed when there is no such group.
     redis.call('XCLAIM', stream, group, consumer, 0, entry_id, 'RETRYCOUNT', 1, 'FORCE', 'JUSTID')
@@ -207,6 +210,10 @@ for _, entry in ipairs(reply[2]) do
     remove(entry[1])
     count('dropped:expired', 1)
     tell_dropped(job.job_id, job.key, 'expired')
+  elseif is_withdrawn(job) then
+    remove(entry[1])
+    count('dropped:withdrawn', 1)
+    tell_dropped(job.job_id, job.key, 'withdrawn')
   elseif times > max_deliveries then
     bury(entry[1], job, times - 1, 'its workers died or fell silent', dead_max_len)
   else
@@ -276,42 +283,6 @@ return 1
 """
 )
 
-REVIVE = (
-    LINES
-    + """
--- Queues a dead letter's job again, last in its line and without a deadline, and forgets the letter.
--- ARGV: entry_id among the dead, max_len, max_bytes, dedup_ttl_ms.
--- Returns 1 queued or answered by now, 0 no such letter, -1 no room.
-local letter = redis.call('XRANGE', dead, ARGV[3], ARGV[3])[1]
-if not letter then return 0 end
-local job = fields_of(letter)
-if is_done(job.job_id) then
-  redis.call('XDEL', dead, letter[1])
-  count('duplicates', 1)
-  return 1
-end
-local length = redis.call('XLEN', stream)
-if length == 0 then
-  redis.call('HSET', counts, 'bytes', 0)
-  forget_lines()
-end
-local bytes = tonumber(redis.call('HGET', counts, 'bytes') or 0) + #job.body
-if length > 0 and (length + 1 > tonumber(ARGV[4]) or bytes > tonumber(ARGV[5])) then return -1 end
-local created_at = job.created_at or string.match(letter[1], '^%d+') / 1000
-redis.call('SET', state_key(job.job_id), 'revived:' .. letter[1], 'PX', ARGV[6])
-local entry_id = redis.call('XADD', stream, '*', 'job_id', job.job_id, 'key', job.key, 'slot', '',
-  'created_at', created_at, 'expires_at', '', 'deadline_ms', '', 'num_replaced', 0)
-redis.call('SET', body_key(entry_id), job.body)
-redis.call('XDEL', dead, letter[1])
--- invariant: what was put is done, dropped, waiting or pending: the letter was dropped, and this is put.
-count('put', 1)
-count('bytes', #job.body)
-count(load(job.key), #job.body)
-join(job.key, entry_id, '', next_place())
-return 1
-"""
-)
-
 RENEW = (
     BOOKS
     + """
@@ -342,55 +313,6 @@ end
 if #redis.call('XPENDING', stream, group, '-', '+', 1, consumer) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer)
 end
-return 1
-"""
-)
-
-SWEEP = (
-    BOOKS
-    + """
--- Forgets workers that left nothing behind. ARGV: idle_ms from which a worker counts as gone.
-for _, row in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
-  local info = {}
-  for i = 1, #row, 2 do info[row[i]] = row[i + 1] end
-  if info.pending == 0 and info.idle > tonumber(ARGV[3]) then
-    redis.call('XGROUP', 'DELCONSUMER', stream, group, info.name)
-  end
-end
-return 1
-"""
-)
-
-STATUS = (
-    LINES
-    + """
--- Returns length, pending, dead, age of the oldest entry in ms, counts as a flat list, and by key (name,
--- number of waiting jobs, ms that the first has waited for its turn)..., and why the server takes nothing
--- now, '' when it does. Changes nothing.
-local now, age, waiting = now_ms(), 0, {}
-local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
-if oldest then age = now - tonumber(string.match(oldest[1], '^%d+')) end
-local summary = redis.pcall('XPENDING', stream, group)
-local pending = summary.err and 0 or summary[1]
-for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
-  local head = redis.call('ZRANGE', line(key), 0, 0, 'WITHSCORES')
-  waiting[#waiting + 1] = {key, redis.call('ZCARD', line(key)), math.floor(now - tonumber(head[2]) / 1000)}
-end
-local length, num_dead = redis.call('XLEN', stream), redis.call('XLEN', dead)
--- why: a server that is full, or cannot save, still reads; to add nothing to no key leaves none behind.
-local added = redis.pcall('SETRANGE', own('probe'), 0, '')
-local refusal = type(added) == 'table' and added.err or ''
-return {length, pending, num_dead, age, redis.call('HGETALL', counts), waiting, refusal}
-"""
-)
-
-FORGET = (
-    LINES
-    + """
--- Deletes all that the queue keeps, but for the ids of its jobs, which expire.
-forget_lines()
-for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do redis.call('DEL', body_key(entry[1])) end
-redis.call('DEL', own('told'), own('dropped'), unpack(KEYS))
 return 1
 """
 )

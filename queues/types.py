@@ -10,7 +10,8 @@ class Job:
 
     `job_id` makes every step idempotent: one id is queued once and answered once. `key` is the camera: keys
     take turns. Of the waiting jobs of a key with the same `slot` the queue keeps only the newest; None is
-    never replaced. Times are unix seconds; `expires_at=None` never expires.
+    never replaced. Times are unix seconds; `expires_at=None` never expires. Once the queue was told another
+    `permit` for the key, the job is dropped as `withdrawn`.
     """
 
     job_id: str
@@ -19,6 +20,7 @@ class Job:
     created_at: float
     expires_at: float | None = None
     slot: str | None = None
+    permit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class QueueStatus:
 
     `depth` jobs wait, `pending` are with workers, `dead` lie in the dead-letter stream, `num_bytes` is the
     size of all bodies that wait or are pending. `dropped` maps a reason to a count: `overflow`, `replaced`,
-    `expired`, `dead`, and the reasons that producers and workers add themselves. `waiting` has the depth by
-    key, `longest_wait_s` is how long the most patient of these waits for its turn. `refusal` is why the
-    server takes no jobs now, as when its memory is full; None when it does.
+    `expired`, `withdrawn`, `dead`, and the reasons that producers and workers add themselves. `waiting` has
+    the depth by key, `longest_wait_s` is how long the most patient of these waits for its turn. `refusal` is
+    why the server takes no jobs now, as when its memory is full; None when it does.
     """
 
     depth: int

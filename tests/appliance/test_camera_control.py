@@ -13,6 +13,7 @@ from appliance.board import BoardReader
 from appliance.camera_control import CameraControl, CameraExists, CameraRefused, reload_from
 from appliance.processes import Child, Supervisor
 from appliance.settings import Settings, SettingsError, load_settings
+from queues import QueueUnavailable
 from tests.appliance.running import until
 
 URL = "rtsp://john.doe:s3cret@10.0.0.5/live"
@@ -139,6 +140,31 @@ async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, fiel
     assert told.control.names == ("file",)
 
 
+async def test_the_queue_is_told_what_a_camera_allows(told):
+    permits: list[tuple[str, str]] = []
+
+    async def permit(name: str, permit: str) -> None:
+        permits.append((name, permit))
+        if permit == "removed":
+            raise QueueUnavailable("away")
+
+    told.control.permit = permit
+    await told.control.permit_all()
+    await told.control.change("file", {"friendly_name": "A file"})
+    await told.control.change("file", {"enabled": False})
+    await told.control.change("file", {"enabled": True, "privacy": {"mask": "0.1,0.1,0.4,0.1,0.4,0.4"}})
+    await told.control.remove("file")
+
+    names, values = zip(*permits, strict=True)
+    assert (set(names), values[:2], len(values[2]), values[3:]) == (
+        {"file"},
+        ("", "paused"),
+        16,
+        ("removed",),
+    )
+    assert told.cameras(5) == {}
+
+
 async def test_nothing_is_told_that_the_worker_could_not_read(told, monkeypatch):
     """It would read no change after that either."""
     settings = told.settings.model_copy(
@@ -147,7 +173,7 @@ async def test_nothing_is_told_that_the_worker_could_not_read(told, monkeypatch)
     broken = settings.cameras["file"].model_copy(update={"friendly_name": "Gate \ud83d"})
     monkeypatch.setattr(told.control, "_settings", settings)
     with pytest.raises(CameraRefused, match="cannot be handed on"):
-        told.control.reload(settings.model_copy(update={"cameras": {"file": broken}}))
+        await told.control.reload(settings.model_copy(update={"cameras": {"file": broken}}))
 
     await told.control.change("file", {"enabled": False})
     assert told.cameras(2)["file"]["enabled"] is False

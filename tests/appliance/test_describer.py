@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -294,6 +294,39 @@ async def test_outcomes_are_counted(server, queue):
     _, outcomes = await describe_and_count(server, queue, model, [job("bad"), job("good"), job("mute")])
 
     assert outcomes == {"described": 1, "failed": 1, "retried": 1, "dead": 1}
+
+
+@pytest.mark.parametrize("answer", [says("A person."), EngineStopped("gone")])
+async def test_what_a_camera_withdraws_while_it_is_described_is_told_nobody(server, queue, answer):
+    """Neither its text nor its picture, also when the model has failed for the last time."""
+    settled = []
+    last_try = replace(queue, max_deliveries=1)
+
+    class Masked(Scripted):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
+            producer.permit("front", "masked")
+            async for event in super().generate(request):
+                yield event
+
+    with JobProducer(server.url, last_try) as producer:
+        producer.put(job("0"))
+        async with JobConsumer(server.url, last_try) as consumer:
+            dispatcher = Describer(
+                consumer,
+                Masked([answer]),
+                concurrency=1,
+                max_tokens=8,
+                on_settled=lambda *one: settled.append(one),
+            )
+            task = asyncio.create_task(dispatcher.run())
+            async with asyncio.timeout(WAIT_S):
+                while not (status := await consumer.status()).num_dropped:
+                    await asyncio.sleep(0.02)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    assert (settled, status.dropped, status.num_done, status.dead) == ([], {"withdrawn": 1}, 0, 0)
+    assert dispatcher.stats().outcomes["withdrawn"] == 1
 
 
 async def test_a_broken_picture_is_an_error_of_its_own(server, queue):

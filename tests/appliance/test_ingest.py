@@ -13,7 +13,9 @@ import pytest
 from appliance.board import MAX_ASKED, AskedTooOftenError, BoardReader, BoardWriter
 from appliance.ingest import VisionWorker, _follow_changes, collect_s
 from appliance.jobs import CameraStatus, decode_change, decode_job, frame_key
+from appliance.permits import permit_of
 from appliance.settings import Settings, load_settings, to_json
+from appliance.view_settings import PrivacySettings
 from queues import EmbeddedServer, JobConsumer, QueueUnavailable, connect
 from tests.appliance.running import until
 from tests.queues.servers import Server, started
@@ -293,6 +295,40 @@ def test_no_frame_of_before_stays_when_a_camera_is_paused_or_masked(server):
         yard = chosen.cameras["yard"].model_copy(update={"enabled": False})
         worker.change(chosen.model_copy(update={"cameras": {**chosen.cameras, "yard": yard}}))
         until(lambda: newest() is None)
+
+
+MASK = "0.1,0.1,0.4,0.1,0.4,0.4"
+
+
+async def test_jobs_of_before_are_dropped_when_a_camera_is_masked_paused_or_removed(server, monkeypatch):
+    """Recordings, so that no frame comes after: what waits shows what is to be hidden now."""
+    monkeypatch.setattr("vision.sources.PacedSource.__iter__", lambda self: iter(self._source))
+    chosen = settings("withdrawn", kept=VIDEO, masked=VIDEO, paused=VIDEO, gone=VIDEO)
+    chosen = chosen.model_copy(update={"describe": chosen.describe.model_copy(update={"max_age_s": 600})})
+    worker = VisionWorker(chosen, server.url)
+    async with JobConsumer(server.url, chosen.queue) as consumer:
+        with running(worker):
+            await asyncio.to_thread(until, lambda: worker._is_done)
+            before = (await consumer.status()).waiting
+            assert set(before) == set(chosen.cameras)
+            camera = chosen.cameras["kept"]
+            masked = camera.model_copy(update={"privacy": PrivacySettings(mask=MASK), "source": LIVE})
+            cameras = {
+                "kept": camera,
+                "masked": masked,
+                "paused": camera.model_copy(update={"enabled": False}),
+            }
+            worker.change(chosen.model_copy(update={"cameras": cameras}))
+            async with asyncio.timeout(60):
+                while (
+                    not {"masked", "kept"} <= set((await consumer.status()).waiting) or worker._news.qsize()
+                ):
+                    await asyncio.sleep(0.05)
+            status = await consumer.status()
+        assert set(status.waiting) == {"kept", "masked"}
+        assert status.dropped["withdrawn"] == sum(before[name] for name in ("masked", "paused", "gone"))
+        jobs = [delivery.job for delivery in await consumer.take(50)]
+    assert {job.permit for job in jobs} == {permit_of(camera), permit_of(masked)} == {"", permit_of(masked)}
 
 
 def test_a_worker_waits_for_cameras_that_are_paused(server, monkeypatch):
