@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -16,6 +17,12 @@ TrackerKind = Literal["bytetrack", "botsort"]
 LOW_SCORE = 0.1
 """Detections from this score on carry a track on, but do not start one (ByteTrack's second association)."""
 
+_LANE_WIDTHS = 4
+"""Widths of the picture between the lanes of two classes: more than a track may leave the picture by."""
+
+_Kind = tuple[float, int]
+"""Which boxes have a tracker in common: lowest score of a new track, and the class where each has its own."""
+
 LOST_S = 2.0
 """A track that is out of sight for longer than this is over."""
 
@@ -27,7 +34,10 @@ class Tracker:
     one track for as long as this object lives.
 
     why: ultralytics' trackers do not look at classes, and the ghost of a table that was just lost takes over
-    the person who steps in front of it. So each class has a tracker of its own.
+    the person who steps in front of it. So each class has a lane of its own: its boxes are shown to the
+    tracker so far aside that none overlaps one of another class. Trackers of their own, each of which takes
+    as long, have only classes with a lowest score of their own, and those of a moving camera, which turns
+    lanes.
 
     Args:
         kind: ``bytetrack`` (motion only), or ``botsort`` (also follows the camera's own movement; slower).
@@ -50,8 +60,9 @@ class Tracker:
         self._new_track_scores = dict(new_track_scores or {})
         self._motion = _CameraMotion() if kind == "botsort" else None
         self._new_ids = itertools.count(1)
-        self._by_class: dict[int, Any] = {}
-        self._ids: dict[tuple[int, int], int] = {}
+        self._by_kind: dict[_Kind, Any] = {}
+        self._lanes: dict[int, int] = {}
+        self._ids: dict[tuple[_Kind, int], int] = {}
         self._shape: tuple[int, ...] | None = None
 
     def update(self, detections: Detections, image: Image) -> Detections:
@@ -68,8 +79,9 @@ class Tracker:
             self.reset()
         if self._motion:
             self._motion.see(image, detections.boxes)
-        for class_id in sorted({*self._by_class, *detections.class_ids.tolist()}):
-            self._update_class(class_id, detections, image)
+        kinds = self._kinds(detections)
+        for kind in sorted({*self._by_kind, *kinds}):
+            self._update_kind(kind, detections, np.array([one == kind for one in kinds], np.bool_), image)
         self._shape = image.shape
         rows = self._rows_with_ids(detections)
         self._forget()
@@ -78,7 +90,8 @@ class Tracker:
 
     def reset(self) -> None:
         """Forget all tracks: for a new recording, or a stream that was away."""
-        self._by_class.clear()
+        self._by_kind.clear()
+        self._lanes.clear()
         self._ids.clear()
         self._shape = None
         if self._motion:
@@ -87,22 +100,38 @@ class Tracker:
     @property
     def num_tracks(self) -> int:
         """Tracks in memory, in sight or lost."""
-        return sum(len(_tracks(tracker)) for tracker in self._by_class.values())
+        return sum(len(_tracks(tracker)) for tracker in self._by_kind.values())
 
-    def _update_class(self, class_id: int, detections: Detections, image: Image) -> None:
-        if class_id not in self._by_class:
-            self._by_class[class_id] = self._build(class_id, detections)
-        rows = np.flatnonzero(detections.class_ids == class_id)
-        tracker = self._by_class[class_id]
-        tracker.update(_as_boxes(detections[rows], image.shape), image)
+    def _kinds(self, detections: Detections) -> list[_Kind]:
+        """Which tracker each row belongs to."""
+        scores = [self._new_track_scores.get(label, self._new_track_score) for label in detections.labels]
+        of_classes = detections.class_ids.tolist() if self._motion else [0] * len(scores)
+        return list(zip(scores, of_classes, strict=True))
+
+    def _update_kind(
+        self, kind: _Kind, detections: Detections, is_of_kind: NDArray[np.bool_], image: Image
+    ) -> None:
+        if kind not in self._by_kind:
+            self._by_kind[kind] = self._build(kind, detections)
+        rows = np.flatnonzero(is_of_kind)
+        tracker = self._by_kind[kind]
+        tracker.update(self._in_lanes(detections[rows], image.shape), image)
         tracker.rows = rows
 
-    def _build(self, class_id: int, detections: Detections) -> Any:
+    def _in_lanes(self, detections: Detections, shape: tuple[int, ...]) -> Any:
+        boxes = detections.boxes
+        if not self._motion:
+            # invariant: a class keeps its lane as long as there may be tracks in it
+            lanes = [self._lanes.setdefault(i, len(self._lanes)) for i in detections.class_ids.tolist()]
+            aside = np.array(lanes, np.float32) * (_LANE_WIDTHS * shape[1])
+            boxes = boxes + np.outer(aside, np.array([1, 0, 1, 0], np.float32))
+        return _as_boxes(replace(detections, boxes=boxes), shape)
+
+    def _build(self, kind: _Kind, detections: Detections) -> Any:
         from ultralytics.trackers import BOTSORT, BYTETracker
 
-        score = self._new_track_scores.get(detections.names[class_id], self._new_track_score)
-        kind = {"bytetrack": BYTETracker, "botsort": BOTSORT}[self._kind]
-        tracker = kind(_settings(self._frame_rate, score))
+        make = {"bytetrack": BYTETracker, "botsort": BOTSORT}[self._kind]
+        tracker = make(_settings(self._frame_rate, kind[0]))
         if self._motion:
             tracker.gmc = self._motion
         if self._shape is not None:
@@ -112,18 +141,18 @@ class Tracker:
 
     def _rows_with_ids(self, detections: Detections) -> dict[int, int]:
         rows: dict[int, int] = {}
-        for class_id, tracker in self._by_class.items():
+        for kind, tracker in self._by_kind.items():
             for track in tracker.tracked_stracks:
                 # invariant: a track in this list that is confirmed was matched in this frame
                 if track.is_activated:
-                    key = (class_id, track.track_id)
+                    key = (kind, track.track_id)
                     self._ids[key] = self._ids.get(key) or next(self._new_ids)
                     rows[int(tracker.rows[int(track.idx)])] = self._ids[key]
         return rows
 
     def _forget(self) -> None:
-        self._by_class = {i: tracker for i, tracker in self._by_class.items() if _tracks(tracker)}
-        alive = {(i, track.track_id) for i, tracker in self._by_class.items() for track in _tracks(tracker)}
+        self._by_kind = {kind: tracker for kind, tracker in self._by_kind.items() if _tracks(tracker)}
+        alive = {(kind, one.track_id) for kind, tracker in self._by_kind.items() for one in _tracks(tracker)}
         self._ids = {key: track_id for key, track_id in self._ids.items() if key in alive}
 
 
