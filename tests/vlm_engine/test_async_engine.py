@@ -1,24 +1,15 @@
 """The engine's front: streams, cancels and health, with the loop in its own thread."""
 
 import asyncio
-import errno
-import logging
-import os
 import re
-import shutil
-import signal
-import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from tests.vlm_engine.test_engine import ask, picture
 from vlm_engine import (
@@ -42,8 +33,6 @@ def config_of(folder: Path) -> EngineConfig:
 
 
 Client = AsyncEngine | EngineProcess
-START_S = 200.0
-"""Generous: a loaded machine loads torch in a new process."""
 
 
 @pytest_asyncio.fixture(
@@ -58,16 +47,6 @@ async def engine(request: pytest.FixtureRequest, qwen3_vl_checkpoint: Path) -> A
 
 async def collect(engine: Client, *args: object, **more: object) -> list[TokenEvent]:
     return [event async for event in engine.generate(ask(*args, **more))]  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def started(engine: EngineProcess) -> AsyncIterator[EngineProcess]:
-    """The engine, closed however the test ends."""
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -257,129 +236,6 @@ async def test_a_model_that_cannot_be_loaded_is_named(kind: type[Client]) -> Non
     with pytest.raises(ModelLoadError, match="/nowhere/model"):
         await engine.start()
     await engine.close()
-
-
-async def test_a_process_tells_what_it_is_doing(
-    qwen3_vl_checkpoint: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "vlm_engine.client"):
-        async with started(EngineProcess(config_of(qwen3_vl_checkpoint))):
-            pass
-    loaded, measuring = (record.getMessage() for record in caplog.records)
-
-    assert loaded.startswith("the model is loaded after ")
-    assert measuring.startswith("measuring what steps take")
-
-
-async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_checkpoint: Path) -> None:
-    """A7, E25: health says so while it happens, and no count falls."""
-    async with started(EngineProcess(config_of(qwen3_vl_checkpoint))) as engine:
-        wanted = await collect(engine, "before", picture(), "hello")
-        await until(lambda: engine.stats().classes["interactive"].finished.get("length") == 1)
-        before = engine.stats()
-        stream = engine.generate(ask("x", "hello", max_tokens=2000))
-        await anext(stream)
-        assert engine.pid is not None
-        os.kill(engine.pid, signal.SIGKILL)
-        rest = [event async for event in stream]
-        assert rest[-1].finish_reason == "error"
-        assert "being started again" in (engine.unhealthy_reason or "")
-        assert engine.stats().num_running == 0
-        with pytest.raises(EngineStopped, match="being started again"):
-            await collect(engine, "y", "hello")
-        await until(lambda: engine.is_healthy, START_S)
-        restarted = engine.stats()
-        assert restarted.num_restarts == 1
-        assert restarted.num_steps >= before.num_steps > 0
-        assert restarted.classes["interactive"].generation_tokens >= 6
-        again = await collect(engine, "after", picture(), "hello")
-        assert [e.token_ids for e in again] != []
-        assert "".join(e.text for e in again) == "".join(e.text for e in wanted)
-        assert engine.num_restarts == 1
-        await until(lambda: engine.stats().classes["interactive"].finished["length"] == 2)
-        assert engine.stats().num_encoded_images == before.num_encoded_images + 1 == 2
-        assert engine.stats().classes["interactive"].first_token.num_values >= 2
-
-
-async def test_a_restart_that_cannot_begin_is_tried_again(
-    qwen3_vl_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No memory for a process, and a cleaned-away folder of sockets: both may pass, or can be made good."""
-    async with started(EngineProcess(config_of(qwen3_vl_checkpoint))) as engine:
-        real, calls = subprocess.Popen, list[object]()
-
-        def popen(*args: Any, **options: Any) -> object:
-            calls.append(args)
-            if len(calls) == 1:
-                raise OSError(errno.ENOMEM, "Cannot allocate memory")
-            return real(*args, **options)
-
-        monkeypatch.setattr(subprocess, "Popen", popen)
-        shutil.rmtree(engine._folder)
-        assert engine.pid is not None
-        os.kill(engine.pid, signal.SIGKILL)
-        await until(lambda: "Cannot allocate" in (engine.unhealthy_reason or ""), START_S)
-        await until(lambda: engine.is_healthy, START_S)
-        assert await collect(engine, "after", "hello")
-
-
-async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_checkpoint: Path) -> None:
-    """A7: frozen from outside, no sign of life; closing ends streams here too."""
-    engine = EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=2.0)
-    assert not engine.is_healthy
-    async with started(engine):
-        pid = engine.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        await until(lambda: not engine.is_healthy)
-        assert "no sign of life" in (engine.unhealthy_reason or "")
-        with pytest.raises(EngineStopped, match="no sign of life"):
-            await collect(engine, "y", "hello")
-        os.kill(pid, signal.SIGCONT)
-        await until(lambda: engine.is_healthy)
-        await assert_closing_ends_streams(engine)
-    assert not Path(f"/proc/{pid}").exists()
-
-
-async def test_a_process_that_stays_silent_is_started_again(qwen3_vl_checkpoint: Path) -> None:
-    async with started(EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.5)) as engine:
-        pid = engine.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        (event,) = await collect(engine, "x", "hello")
-        assert event.finish_reason == "error"
-        assert "no sign of life for" in (event.error or "")
-        await until(lambda: engine.is_healthy, START_S)
-        assert engine.num_restarts == 1
-        assert not Path(f"/proc/{pid}").exists()
-        assert (await collect(engine, "y", "hello"))[-1].finish_reason == "length"
-
-
-@pytest.fixture
-def broken_checkpoint(qwen3_vl_checkpoint: Path, tmp_path: Path) -> Path:
-    """One that loads and never gives a number."""
-    shutil.copytree(qwen3_vl_checkpoint, tmp_path, dirs_exist_ok=True)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors = {name: torch.full_like(t, torch.nan) if "norm" in name else t for name, t in tensors.items()}
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    return tmp_path
-
-
-async def test_a_process_whose_steps_all_fail_is_unhealthy_and_started_again(broken_checkpoint: Path) -> None:
-    async with started(EngineProcess(config_of(broken_checkpoint))) as engine:
-        reasons, number = set(), 0
-        async with asyncio.timeout(START_S):
-            while not engine.num_restarts:
-                with suppress(EngineStopped):
-                    events = await collect(engine, f"r{number}", "hello")
-                    assert events[-1].finish_reason == "error"
-                number += 1
-                await asyncio.sleep(0.3)
-                reasons.add(engine.unhealthy_reason or "")
-        assert any(
-            re.match("the last [0-9]+ steps failed: the model gave no finite", each) for each in reasons
-        )
-        assert any(re.match("[0-9]+ steps in a row failed.*; it is being started", each) for each in reasons)
 
 
 async def test_who_goes_while_the_steps_are_told_ends_nobody_else(qwen3_vl_checkpoint: Path) -> None:

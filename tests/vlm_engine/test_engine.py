@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, SamplingParams
+from vlm_engine import Engine, EngineConfig, GenerationRequest, RequestError, SamplingParams, TokenEvent
 from vlm_engine.errors import ImageRejected, ModelLoadError, PromptTooLong, UnsupportedModel
 from vlm_engine.logits import LogitEditor
 from vlm_engine.models import ImageInput, VisionLanguageModel, load_model
@@ -131,6 +131,17 @@ def test_cancel_in_every_state_frees_all(model: VisionLanguageModel, steps: int)
     assert not engine.has_work
     engine.check_integrity()
     assert engine.abort("gone") is None
+
+
+def test_who_is_cancelled_hears_nothing_more(model: VisionLanguageModel) -> None:
+    """What a step had to tell later, as it waited for the side thread, is told to the others only."""
+    engine = make_engine(model)
+    engine.add(ask("gone", "hello"))
+    engine.add(ask("other", "hello"))
+    engine._untold = [TokenEvent("gone", "late"), TokenEvent("other", "late")]
+    engine.abort("gone")
+    assert {event.request_id for event in engine.step()} == {"other"}
+    drain(engine)
 
 
 def test_expired_in_the_queue_never_runs(model: VisionLanguageModel) -> None:
