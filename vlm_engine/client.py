@@ -206,6 +206,7 @@ class EngineProcess:
         prompts, ready = self._prompts, self._ready
         if prompts is None or ready is None:
             raise EngineStopped("the engine is not started")
+        ready.limits.check_text(request.messages)
         prompt = prompts.prepare(request.messages)
         ready.limits.check(prompt, request.sampling)
         prompt = wire.narrowed(prompt, ready.dtype)

@@ -109,6 +109,7 @@ class Engine:
             RequestError: The request can never run; nothing was queued.
         """
         started = time.perf_counter()
+        self.limits.check_text(request.messages)
         prompt = self.model.prompts.prepare(request.messages)
         self.limits.check(prompt, request.sampling)
         return prompt, time.perf_counter() - started

@@ -1,11 +1,16 @@
 """What can never run is refused before it is queued."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vlm_engine.errors import ImageRejected, PromptTooLong, RequestError
 from vlm_engine.models.base import PreparedPrompt
+from vlm_engine.models.messages import walk_parts
+from vlm_engine.request import Message
 from vlm_engine.sampling_params import SamplingParams
+
+MOST_CHARS_PER_TOKEN = 32
+"""No text of people's or programs' comes near it: English has four, code and tables fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,23 @@ class PromptLimits:
     max_model_len: int
     encoder_cache_tokens: int
     vocab_size: int
+
+    def check_text(self, messages: Sequence[Message]) -> None:
+        """Refuse a text that is so long that counting its tokens alone would hold up everybody else.
+
+        Raises:
+            PromptTooLong: It says how long a text may be.
+        """
+        num_chars = 0
+        most = MOST_CHARS_PER_TOKEN * self.max_model_len
+        for field, part in walk_parts(messages):
+            num_chars += len(part.get("text", ""))
+            if num_chars > most:
+                raise PromptTooLong(
+                    f"the prompt's text has over {most} characters, more than any that fits into "
+                    f"{self.max_model_len} tokens; shorten it",
+                    field=field,
+                )
 
     def check(self, prompt: PreparedPrompt, sampling: SamplingParams) -> None:
         """Refuse a request that can never run.

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 from starlette.requests import Request
 
-from appliance.api.errors import ApiError
+from appliance.api.errors import ApiError, clipped
 from appliance.api.room import BytePlace
 from appliance.api.services import ApiLimits
 
@@ -13,8 +13,13 @@ from appliance.api.services import ApiLimits
 async def read_body(request: Request, limits: ApiLimits, place: BytePlace, max_bytes: int) -> bytes:
     """The whole body of at most `max_bytes`, in its `place`.
 
-    Raises `ApiError`: 408 and 413 when it takes too long or has too many bytes, 503 when there is no room.
+    Raises `ApiError`: 415 for one that is compressed, 408 and 413 when it takes too long or has too many
+    bytes, 503 when there is no room.
     """
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        message = f"a body with Content-Encoding {clipped(encoding)!r} is not read: send it as it is"
+        raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, code="unsupported_encoding")
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             body = await _read_at_most(request, max_bytes, place)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from appliance.api.bodies import read_body
 from appliance.api.camera_bodies import camera_body
-from appliance.api.errors import ApiError, bad_request, not_found
+from appliance.api.errors import ApiError, bad_request, clipped, not_found
 from appliance.api.services import CameraChanges, Services, services_of
 from appliance.camera_control import CameraRefused
 
@@ -92,7 +92,7 @@ async def _camera(services: Services, name: str) -> dict[str, Any]:
     statuses = {status.name: status for status in await services.cameras.statuses()}
     if name not in statuses:
         known = ", ".join(sorted(statuses)) or "none"
-        raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+        raise not_found(f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found")
     return camera_body(statuses[name], services, has_settings=True)
 
 
@@ -110,7 +110,7 @@ def _no_number(text: str) -> None:
 
 def _unknown(changes: CameraChanges, name: str) -> ApiError:
     known = ", ".join(sorted(changes.names)) or "none"
-    return not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+    return not_found(f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found")
 
 
 def _refused(error: CameraRefused) -> ApiError:

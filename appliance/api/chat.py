@@ -36,8 +36,9 @@ async def _respond(request: Request, services: Services, resources: AsyncExitSta
     """The whole answer, or a stream that has taken over `resources`."""
     async with AsyncExitStack() as held:
         chat, messages, watch = await _read(request, services, resources, held)
+        sampling = await services.in_thread(chat.sampling)
         answer = ChatAnswer(chat, f"chatcmpl-{uuid.uuid4().hex}")
-        wanted = GenerationRequest(answer.answer_id, messages, chat.sampling(), chat.urgency)
+        wanted = GenerationRequest(answer.answer_id, messages, sampling, chat.urgency)
         events = services.engine.generate(wanted)
         resources.push_async_callback(_close, events)
         first = await watch.race(anext(events))

@@ -19,6 +19,7 @@ from vlm_engine import EngineBusy, EngineError, ImageRejected, PromptTooLong, Re
 logger = logging.getLogger(__name__)
 
 _CLIENT_CLOSED_REQUEST = 499
+_MAX_TOLD = 100
 
 
 class ApiError(Exception):
@@ -57,6 +58,11 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """The whole answer, for those outside of the app's error handling."""
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def clipped(text: str) -> str:
+    """What a client sent, short enough to be told back."""
+    return text if len(text) <= _MAX_TOLD else f"{text[:_MAX_TOLD]}…"
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
@@ -131,9 +137,10 @@ def install(app: FastAPI) -> None:
 
 
 def _http_error(request: Request, error: HTTPException) -> ApiError:
+    path = clipped(request.url.path)
     texts = {
-        HTTPStatus.NOT_FOUND: f"unknown request URL: {request.method} {request.url.path}",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not allowed on {request.url.path}",
+        HTTPStatus.NOT_FOUND: f"unknown request URL: {request.method} {path}",
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not allowed on {path}",
     }
     message = texts.get(HTTPStatus(error.status_code), str(error.detail))
     return ApiError(error.status_code, message, headers=error.headers)
@@ -152,5 +159,5 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
 
 
 def _dotted(location: Sequence[str | int]) -> str | None:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{clipped(part)}" for part in location)
     return text.removeprefix(".") or None

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from appliance.api.errors import bad_request, not_found
+from appliance.api.errors import bad_request, clipped, not_found
 from appliance.api.services import Services, services_of
 from appliance.api.streams import KEEP_ALIVE, ClientGoneError, ClientWatch, EventStreamResponse, event_bytes
 from appliance.events import EventFilter, Place, SearchError, StoredEvent
@@ -65,7 +65,7 @@ async def get_snapshot(request: Request, event_id: str) -> Response:
     """The picture that an event describes, or 404 when it is not kept (any longer)."""
     jpeg = await asyncio.to_thread(services_of(request).events.snapshot, event_id)
     if jpeg is None:
-        raise not_found(f"there is no snapshot of an event '{event_id}'", code="event_not_found")
+        raise not_found(f"there is no snapshot of an event '{clipped(event_id)}'", code="event_not_found")
     return Response(jpeg, media_type="image/jpeg", headers=_SNAPSHOT_HEADERS)
 
 
@@ -74,7 +74,7 @@ async def get_event(request: Request, event_id: str) -> Response:
     """One event, or 404."""
     event = await asyncio.to_thread(services_of(request).events.find, event_id)
     if event is None:
-        raise not_found(f"there is no event '{event_id}'", code="event_not_found")
+        raise not_found(f"there is no event '{clipped(event_id)}'", code="event_not_found")
     return Response(event.body, media_type="application/json")
 
 

@@ -7,6 +7,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    FailFast,
     Field,
     ValidationError,
     ValidationInfo,
@@ -14,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from appliance.api.errors import bad_request, invalid_body
+from appliance.api.errors import bad_request, clipped, invalid_body
 from vlm_engine import SamplingParams, StructuredOutput
 from vlm_engine.request import Priority
 from vlm_engine.sampling_params import MAX_CHOICES, MAX_TOP_LOGPROBS
@@ -74,6 +75,10 @@ def _as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+MAX_MESSAGES = 10_000
+MAX_PARTS = 10_000
+_MAX_ID_DIGITS = 19
+
 Whole = Annotated[int, BeforeValidator(_as_whole)]
 
 
@@ -82,8 +87,8 @@ def _as_ids(value: object) -> object:
     if not isinstance(value, dict):
         return {} if value is None else value
     for key in value:
-        if not (key.isascii() and key.isdecimal()):
-            raise ValueError(f"its keys have to be token ids, not '{key}'")
+        if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_ID_DIGITS):
+            raise ValueError(f"its keys have to be token ids, not '{clipped(key)}'")
     return {int(key): bias for key, bias in value.items()}
 
 
@@ -149,7 +154,7 @@ class Message(_Strict):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[Part], BeforeValidator(_as_parts)]
+    content: Annotated[list[Part], FailFast(), BeforeValidator(_as_parts)]
 
     @field_validator("content", mode="before")
     @classmethod
@@ -249,7 +254,7 @@ class ChatRequest(_Strict):
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Whole | None = Field(default=None, ge=1)
@@ -267,9 +272,11 @@ class ChatRequest(_Strict):
     top_logprobs: Whole | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     n: Whole | None = Field(default=None, ge=1, le=MAX_CHOICES)
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]], BeforeValidator(_as_list), Field(max_length=4)
+        list[Annotated[str, Field(min_length=1, max_length=1000)]],
+        BeforeValidator(_as_list),
+        Field(max_length=4),
     ] = []
-    stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = None
+    stop_token_ids: list[Annotated[Whole, Field(ge=0)]] | None = Field(default=None, max_length=10_000)
     min_tokens: Whole | None = Field(default=None, ge=0)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
@@ -355,7 +362,10 @@ def parse_chat(body: bytes) -> ChatRequest:
             if value is not None and value not in _NEUTRAL[name]:
                 raise bad_request(_unsupported(name), param=name, code="unsupported_parameter")
         elif name not in _HARMLESS:
-            raise bad_request(f"unknown parameter: '{name}'", param=name, code="unknown_parameter")
+            shown = clipped(name)
+            raise bad_request(f"unknown parameter: '{shown}'", param=shown, code="unknown_parameter")
+    if sum(len(message.content) for message in chat.messages) > MAX_PARTS:
+        raise bad_request(f"messages: more than {MAX_PARTS} parts in one request", param="messages")
     return chat
 
 

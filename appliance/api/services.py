@@ -12,7 +12,7 @@ import anyio
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 
-from appliance.api.errors import not_found, unavailable
+from appliance.api.errors import clipped, not_found, unavailable
 from appliance.api.room import ByteRoom, Room
 from appliance.board import ShownFrame
 from appliance.clips import VideoLimits
@@ -167,7 +167,7 @@ class Services:
         if name not in self.model_names:
             served = ", ".join(self.model_names)
             raise not_found(
-                f"the model '{name}' is not served here; there is {served}", code="model_not_found"
+                f"the model '{clipped(name)}' is not served here; there is {served}", code="model_not_found"
             )
 
     @contextmanager
@@ -191,7 +191,9 @@ class Services:
         statuses = {status.name: status for status in await self.cameras.statuses()}
         if name not in statuses:
             known = ", ".join(sorted(statuses)) or "none"
-            raise not_found(f"there is no camera '{name}'; cameras: {known}", code="camera_not_found")
+            raise not_found(
+                f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found"
+            )
         reason = _why_not_now(statuses[name], frame)
         if frame is None or reason:
             raise unavailable(f"the camera '{name}' {reason}", code="camera_not_ready")

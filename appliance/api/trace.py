@@ -1,9 +1,10 @@
 """`GET /v1/trace`: what the engine's newest steps did, for whoever wants to draw or explain them."""
 
 import time
+from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from starlette.requests import Request
 
@@ -14,7 +15,7 @@ router = APIRouter()
 
 
 @router.get("/v1/trace")
-async def get_trace(request: Request, first: int = 0) -> Response:
+async def get_trace(request: Request, first: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
     """Some of the steps from number `first` on, oldest first; ask again behind the last one for more.
 
     `now_s` is the time of the answer on the clock of the steps. 404 when the engine records none.

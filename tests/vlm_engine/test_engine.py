@@ -63,6 +63,11 @@ def test_a_prompt_that_can_never_fit_is_refused_and_others_go_on(model: VisionLa
     with pytest.raises(PromptTooLong, match=r"at most 95 fit") as error:
         engine.add(ask("long", "many words " * 60))
     assert error.value.field == "messages"
+    with pytest.raises(
+        PromptTooLong, match=r"over 3072 characters, more than any that fits into 96"
+    ) as error:
+        engine.add(ask("endless", "many words " * 280))
+    assert error.value.field == "messages[0].content[0]"
     assert drain(engine)["good"][1] == "length"
 
 

@@ -1,5 +1,7 @@
 """What a chat request may not say: refused with a status, a field and a sentence before any answer."""
 
+import gzip
+import json
 import os
 import time
 from typing import Any
@@ -218,6 +220,46 @@ def test_a_prompt_that_is_too_long(http: httpx.Client) -> None:
     error = refused(http, {"messages": [{"role": "user", "content": "hello " * 5000}]})
     assert error["code"] == "context_length_exceeded"
     assert error["param"] == "messages"
+
+
+def test_a_text_that_no_context_holds_is_not_even_counted(http: httpx.Client) -> None:
+    """Twenty megabytes of text would hold up everybody for minutes."""
+    error = refused(http, {"messages": [{"role": "user", "content": "word " * 4_000_000}]})
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == "messages[0].content"
+    assert "over 131072 characters" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "x"}] * 10_001}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 5001}] * 2}, "messages"),
+        ({"messages": [{"role": "x", "content": 5}] * 10_000}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [5] * 200_000}]}, "messages[0].content[0]"),
+        ({"k" * 1_000_000: 1}, "k" * 100 + "…"),
+        ({"stop": ["a" * 1001]}, "stop[0]"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 100_000}, "stop_token_ids"),
+    ],
+)
+def test_too_much_of_anything_is_refused_in_a_short_sentence(
+    http: httpx.Client, changes: dict[str, Any], param: str
+) -> None:
+    error = refused(http, changes)
+    assert error["param"] == param
+    assert len(error["message"]) < 400
+
+
+def test_a_body_that_is_compressed(http: httpx.Client) -> None:
+    body = gzip.compress(json.dumps(GOOD).encode())
+    reply = http.post("/v1/chat/completions", content=body, headers={"Content-Encoding": "gzip"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize("first", [-1, 2**63, "x"])
+def test_a_step_that_cannot_be(http: httpx.Client, first: object) -> None:
+    assert http.get(f"/v1/trace?first={first}").status_code == 400
 
 
 @pytest.mark.parametrize(
