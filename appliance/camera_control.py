@@ -77,6 +77,11 @@ class CameraControl:
         assert self._worker is not None
         await self._worker.run()
 
+    def ask_to_stop(self) -> None:
+        """Tells the worker to end, and starts no other."""
+        if self._worker is not None:
+            self._worker.ask_to_stop()
+
     async def stop(self) -> None:
         """Ends the worker; returns when it is gone."""
         if self._worker is not None:

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 1.0
 POLL_S = 0.1
-LAST_WORDS_S = 3.0
+LAST_WORDS_S = 5.0
 
 
 def run_serve(
@@ -145,8 +145,8 @@ class _Service:
         Nobody waits long for that: what is owed to outputs waits in the file, if there is one.
         """
         await stop.wait()
-        await self.cameras.stop()
-        with suppress(TimeoutError, QueueError):
+        self.cameras.ask_to_stop()
+        with suppress(TimeoutError, QueueError, EventStoreError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while not await self._is_all_told():
                     await asyncio.sleep(POLL_S)
@@ -156,8 +156,11 @@ class _Service:
         for follower in self._followers.values():
             if not await follower.is_through():
                 return False
-        outbox = self._events.outbox
-        return all(outbox.next_due(output) is None for output in self._settings.outputs.by_name)
+        if not set(self.cameras.names).isdisjoint(self._events.open_events().values()):
+            return False
+        due = [self._events.outbox.next_due(output) for output in self._settings.outputs.by_name]
+        # why: whoever has not taken that one will not take it now
+        return all(message is None or message.num_tries for message in due)
 
     async def _load_and_serve(self, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
         await self._begin_to_follow()
