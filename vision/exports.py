@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +32,11 @@ FORMAT = 1
 NUM_KEPT = 8
 """Exports that the folder holds: the newest in use; another version of a package makes another one."""
 
+MAKING_S = 3600.0
+"""Nobody takes so long to make one."""
+
 _ENDING = "_openvino_model"
+_MAKING = "making-"
 
 
 def why_no_export(model: str, device: str) -> str | None:
@@ -111,7 +116,7 @@ def _export_of(weights: Path, imgsz: int | list[int], is_end2end: bool) -> Itera
     with ExitStack() as stack:
         if not kept.is_dir():
             place = _writable(kept.parent)
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix="making-"))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=_MAKING))
             made = _make(weights, imgsz, is_end2end, Path(folder))
             kept = made if place is None else _keep(made, kept)
         try:
@@ -160,7 +165,9 @@ def _keep(made: Path, kept: Path) -> Path:
 
 def _forget_old(cache: Path) -> None:
     by_age = sorted(cache.glob(f"*{_ENDING}"), key=lambda path: path.stat().st_mtime)
-    for path in by_age[:-NUM_KEPT]:
+    # why: who is ended hard while he makes one leaves it behind
+    stopped = [path for path in cache.glob(f"{_MAKING}*") if time.time() - path.stat().st_mtime > MAKING_S]
+    for path in (*by_age[:-NUM_KEPT], *stopped):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,6 +1,10 @@
 """`appliance models check` on tiny checkpoints."""
 
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,27 @@ def test_the_command(qwen3_vl_checkpoint: Path, tmp_path: Path) -> None:
     assert "bfloat16" in text.output
     missing = CliRunner().invoke(app, ["models", "check", str(tmp_path / "none")])
     assert missing.exit_code == 2
+
+
+@pytest.mark.timeout(300)
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        hub = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        code = "from appliance.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "models", "check", "Nobody/Has-This-1B"],
+            env={**environment, "TRANSFORMERS_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("appliance: Nobody/Has-This-1B: is not on this machine, and ")
+    assert f"{hub} cannot be reached (" in line
 
 
 def test_a_model_that_does_not_fit(qwen3_vl_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,5 +232,10 @@ def test_the_newest_exports_are_kept(tmp_path: Path) -> None:
         folder = tmp_path / f"{age}_openvino_model"
         folder.mkdir()
         os.utime(folder, (1e9 - age, 1e9 - age))
+    for name, is_old in (("making-stopped", True), ("making-now", False)):
+        (tmp_path / name).mkdir()
+        if is_old:
+            os.utime(tmp_path / name, (1e9, 1e9))
     exports._forget_old(tmp_path)
+    (tmp_path / "making-now").rmdir()
     assert {int(path.name.split("_")[0]) for path in tmp_path.iterdir()} == set(range(exports.NUM_KEPT))

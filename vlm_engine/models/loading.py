@@ -16,6 +16,7 @@ from vlm_engine.errors import ModelLoadError, UnsupportedModel
 from vlm_engine.models.base import ModelSpec, PromptPreparer, VisionLanguageModel
 from vlm_engine.models.gemma3 import gemma3, gemma3_text
 from vlm_engine.models.gemma3_prompt import Gemma3Prompts
+from vlm_engine.models.hub import hub_problem, is_hub_name
 from vlm_engine.models.internvl import internvl
 from vlm_engine.models.internvl_prompt import InternVLPrompts
 from vlm_engine.models.memory import Demand, check_memory
@@ -153,9 +154,14 @@ def read_config(name: str) -> Any:
     path = Path(name)
     if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
         raise ModelLoadError(f"{name}: there is no such directory; give a checkpoint directory or a hub name")
+    problem = hub_problem() if is_hub_name(name) else None
     try:
         return AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
+        if problem is not None and isinstance(error, OSError):
+            raise ModelLoadError(
+                f"{name}: is not on this machine, and {problem}; give a checkpoint directory, or connect once"
+            ) from error
         raise ModelLoadError(f"{name}: no readable checkpoint with this name: {error}") from error
 
 
