@@ -17,6 +17,8 @@ JSON_OPTIONS: "JsonCompileOptions" = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
+MAX_LEXER_STATES = 50_000
+"""Up to two kilobytes each, of every form that is kept."""
 STEP_LEXER_FUEL = 50_000
 STEP_MAX_ITEMS = 20_000
 """A quarter and two fifths of llguidance's own limits for one token: chats wait for it."""
@@ -68,7 +70,9 @@ def new_matcher(tokenizer: "LLTokenizer", wanted: StructuredOutput) -> "LLMatche
     """
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS)
+    limits = LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES, step_lexer_fuel=STEP_LEXER_FUEL, step_max_items=STEP_MAX_ITEMS
+    )
     try:
         matcher = LLMatcher(tokenizer, _grammar(wanted), log_level=0, limits=limits)
     except ValueError as error:

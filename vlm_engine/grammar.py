@@ -5,6 +5,8 @@
 but it compiles in one millisecond instead of forty, and refuses what it cannot enforce.
 """
 
+import os
+import sys
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_engine.errors import EngineBusy, RequestError
+from vlm_engine.errors import EngineBusy, EngineError, RequestError
 from vlm_engine.forms import FormError, Vocabulary, new_matcher, new_tokenizer, shortened
 from vlm_engine.sampling_params import StructuredOutput
 from vlm_engine.token_bytes import TokenBytes
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_CACHED = 32
+NICENESS = 10
 NUM_REFUSED = 64
 MAX_COMPILING = 16
 """Forms that wait for their turn: each takes some seconds at most, one after the other."""
@@ -81,7 +84,7 @@ class Grammars:
         self._vocab_size = vocab_size
         self._stop_token_ids = sorted(each for each in stop_token_ids if each < vocab_size)
         self._lock = threading.Lock()
-        self._compiler = ThreadPoolExecutor(1, "compile")
+        self._compiler = ThreadPoolExecutor(1, "compile", _give_way)
         self._parts: tuple[LLTokenizer, FormTrial] | None = None
         self._compiled: OrderedDict[StructuredOutput, Compiling] = OrderedDict()
         self._refused: OrderedDict[StructuredOutput, Compiling] = OrderedDict()
@@ -142,10 +145,13 @@ class Grammars:
         except FormError as error:
             self._settle(wanted, is_refused=True)
             return str(error)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._compiled.pop(wanted, None)
-            raise
+            if isinstance(error, EngineError):
+                raise
+            # why: what llguidance raises when it panics is no Exception, and would end who waits for it
+            raise EngineError(f"a form could not be compiled: {error!r}") from error
         self._settle(wanted)
         return CompiledForm(matcher)
 
@@ -221,6 +227,12 @@ class _Words:
     def __call__(self, text: bytes) -> list[int]:
         ids = self._tokenizer(text.decode(errors="replace"), add_special_tokens=False)["input_ids"]
         return list(ids)
+
+
+def _give_way() -> None:
+    """Leave the cores to the steps where both want them."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _refused(wanted: StructuredOutput, reason: str) -> RequestError:

@@ -23,14 +23,15 @@ from vlm_engine.trial import read_frame, write_frame
 CPU_S = 3.0
 WALL_S = 30.0
 """Beside the time of the processor, for a machine that has none to spare."""
-ROOM_BYTES = 1 << 30
+ROOM_BYTES = 256 << 20
+"""Beside what the vocabulary takes; the engine keeps some dozens of forms."""
 STACK_BYTES = 1 << 20
 """Much less than threads have elsewhere, so that what fits here fits there."""
 NUM_TOKENS = 12
 TOKEN_CPU_S = 0.1
 NICENESS = 10
 TOO_MUCH = (
-    f"it takes more than {CPU_S:.0f} s, {ROOM_BYTES >> 30} GiB or a nesting of some hundred levels to compile"
+    f"it takes more than {CPU_S:.0f} s, {ROOM_BYTES >> 20} MB or a nesting of some hundred levels to compile"
 )
 TOO_SLOW = f"it takes more than {1e3 * TOKEN_CPU_S:.0f} ms for a token"
 
