@@ -9,6 +9,7 @@ from appliance.event_schema import keep_forgotten, sizes
 
 _SWEEP = 4
 _JUMP_S = 60.0
+_DRIFT = 1e-3
 _IS_LIVE = "(is_open OR is_pending)"
 
 
@@ -35,11 +36,11 @@ class SteadyClock:
         self,
         seen: float | None,
         after_s: float,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] | None = None,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
-        self._wall, self._monotonic, self._after_s = wall, monotonic, after_s
-        self._last = wall(), monotonic()
+        self._wall, self._monotonic, self._after_s = wall or time.time, monotonic or time.monotonic, after_s
+        self._last = self._wall(), self._monotonic()
         is_known = seen is not None and -_JUMP_S <= self._last[0] - seen <= after_s
         self._steady_at = self._last[1] + (0.0 if is_known else after_s)
 
@@ -47,7 +48,7 @@ class SteadyClock:
         """Whether it is steady now; look often enough that a jump back and forth does not go unnoticed."""
         wall, now = self._wall(), self._monotonic()
         gone_s, wall_gone_s = now - self._last[1], wall - self._last[0]
-        if abs(wall_gone_s - gone_s) > _JUMP_S:
+        if abs(wall_gone_s - gone_s) > _JUMP_S + _DRIFT * gone_s:
             self._steady_at = now + self._after_s
         self._last = wall, now
         return now >= self._steady_at

@@ -12,6 +12,7 @@ from traceback import extract_tb
 from typing import Protocol
 
 from appliance.outputs.outbox import Message, Outbox
+from appliance.retention import SteadyClock
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ LONGEST_REFUSAL_S = 300.0
 MOST_REFUSED = 10
 LOOK_AGAIN_S = 30.0
 COMPLAIN_EVERY_S = 60.0
+STEADY_AFTER_S = 86_400.0
 
 Changes = Callable[[], AbstractContextManager[asyncio.Event]]
 
@@ -71,6 +73,7 @@ class Delivery:
         self._num_outages = 0
         self._num_refused = 0
         self._complain_at = 0.0
+        self._clock = SteadyClock(time.time(), min(output.give_up_after_s, STEADY_AFTER_S))
 
     async def run(self) -> None:
         """Sends until cancelled, also when the event file cannot be used for a while."""
@@ -125,7 +128,7 @@ class Delivery:
                 await _wait(changed, pause_s)
 
     async def _failed(self, message: Message, error: DeliveryError) -> None:
-        name, oldest = self._output.name, time.time() - self._output.give_up_after_s
+        name, oldest = self._output.name, self._oldest()
         pause_s = error.again_in_s or self._pause_s(message, error)
         is_last = error.is_final or message.owed_since <= oldest
         # why: in an outage nothing is sent anyway, and who rests may be woken
@@ -147,6 +150,10 @@ class Delivery:
         self._num_refused += 1
         if self._num_refused > MOST_REFUSED:
             await self._output.rest(pause_after(self._num_refused - MOST_REFUSED))
+
+    def _oldest(self) -> float:
+        """Since when the oldest message may wait, in unix seconds; none is too old by a clock that jumped."""
+        return time.time() - self._output.give_up_after_s if self._clock.look() else 0.0
 
     def _pause_s(self, message: Message, error: DeliveryError) -> float:
         if error.is_outage:

@@ -28,8 +28,8 @@ Wanted = Callable[[Kind, Body], bool]
 
 MAX_WAITING = 10_000
 MAX_WAITING_BYTES = 32 * 2**20
-MAX_DEAD = 1_000
-MAX_DEAD_BYTES = 8 * 2**20
+MAX_DEAD = 10_000
+MAX_DEAD_BYTES = 16 * 2**20
 LONGEST_WAIT_S = 3600.0
 COMPLAIN_EVERY_S = 60.0
 
@@ -80,7 +80,7 @@ class Outbox:
         self._wanted: dict[str, Wanted] = {}
         self._num_sent: dict[str, int] = {}
         self._num_overflowed: dict[str, int] = {}
-        self._complain_at = 0.0
+        self._complain_at: dict[str, float] = {}
 
     def connect(self, outputs: Mapping[str, Wanted]) -> None:
         """From now on fill these outputs; what is owed to others that are gone becomes dead letters."""
@@ -190,28 +190,28 @@ class Outbox:
         first = "SELECT id FROM outbox WHERE output = ? AND is_dead = ? ORDER BY id LIMIT ?"
         give_up = f"UPDATE outbox SET is_dead = 1, error = ? WHERE id IN ({first})"
         error = f"overflow: more than {MAX_WAITING} messages or {MAX_WAITING_BYTES} bytes waited"
-        num_given_up = 0
+        num_given_up = num_forgotten = 0
         while excess := self._excess(output, MAX_WAITING, MAX_WAITING_BYTES, is_dead=False):
             num_given_up += self._database.execute(give_up, (error, output, False, excess)).rowcount
         while excess := self._excess(output, MAX_DEAD, MAX_DEAD_BYTES, is_dead=True):
-            self._database.execute(f"DELETE FROM outbox WHERE id IN ({first})", (output, True, excess))
+            forget = f"DELETE FROM outbox WHERE id IN ({first})"
+            num_forgotten += self._database.execute(forget, (output, True, excess)).rowcount
         if num_given_up:
             self._num_overflowed[output] = self._num_overflowed.get(output, 0) + num_given_up
-            self._complain(output, error)
+            self._complain(f"output={output} the oldest of its messages are dead letters: {error}")
+        if num_forgotten:
+            self._complain(f"output={output} the oldest of its dead letters are gone: there are too many")
 
     def _excess(self, output: str, most: int, most_bytes: int, *, is_dead: bool) -> int:
         """How many are certainly too many."""
         number, num_bytes = sizes(self._database, f"to {output}", is_dead=is_dead)
         return max(number - most, int(num_bytes > most_bytes and number > 1))
 
-    def _complain(self, output: str, error: str) -> None:
-        # why: it happens with every new event while a receiver is away, and `/metrics` counts each
-        if time.monotonic() >= self._complain_at:
-            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
-            number = self._num_overflowed[output]
-            logger.warning(
-                "output=%s the oldest of its messages are dead letters (%d): %s", output, number, error
-            )
+    def _complain(self, text: str) -> None:
+        # why: it happens with every new event while a receiver is away
+        if time.monotonic() >= self._complain_at.get(text, 0.0):
+            self._complain_at[text] = time.monotonic() + COMPLAIN_EVERY_S
+            logger.warning("%s", text)
 
     def _select(self, where: str, *values: Any) -> list[Message]:
         with self._lock:

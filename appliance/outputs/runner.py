@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from appliance.events import EventFilter, EventStore
-from appliance.output_settings import MqttSettings, OutputSettings, WhatIsSent
+from appliance.output_settings import MqttSettings, OutputSettings, WebhookSettings, WhatIsSent
 from appliance.outputs.delivery import Delivery, Output
 from appliance.outputs.mqtt import MqttOutput, Shown
 from appliance.outputs.outbox import Body, Kind, Wanted
@@ -39,20 +40,25 @@ class Outputs:
 
     async def run(self) -> None:
         """Send until cancelled, whoever there is to send to."""
-        async with AsyncExitStack() as stack:
-            outputs: list[Output] = [self._mqtt] if self._mqtt else []
-            for settings in self._settings.webhooks:
-                webhook = Webhook(settings)
-                stack.push_async_callback(webhook.close)
-                outputs.append(webhook)
-            outbox, changes = self._events.outbox, self._events.changes
-            work = {f"output {one.name}": Delivery(one, outbox, changes).run for one in outputs}
-            if self._mqtt:
-                work["connection to MQTT"] = self._mqtt.run
-            await run_beside(
-                asyncio.Event().wait(),
-                *(persist(name, run, self._num_failures) for name, run in work.items()),
-            )
+        work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            f"output {webhook.name}": partial(self._post, webhook) for webhook in self._settings.webhooks
+        }
+        if self._mqtt:
+            work["output mqtt"] = partial(self._send, self._mqtt)
+            work["connection to MQTT"] = self._mqtt.run
+        await run_beside(
+            asyncio.Event().wait(), *(persist(name, run, self._num_failures) for name, run in work.items())
+        )
+
+    async def _post(self, settings: WebhookSettings) -> None:
+        webhook = Webhook(settings)
+        try:
+            await self._send(webhook)
+        finally:
+            await webhook.close()
+
+    async def _send(self, output: Output) -> None:
+        await Delivery(output, self._events.outbox, self._events.changes).run()
 
 
 def _open_mqtt(settings: MqttSettings, cameras: Sequence[str], events: EventStore) -> MqttOutput:

@@ -1,4 +1,4 @@
-"""What is owed to outputs, and in which order; test_kill.py ends the process in the middle."""
+"""What is owed to outputs, and in which order; test_event_kill.py ends the process in the middle."""
 
 import time
 

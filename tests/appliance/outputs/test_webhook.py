@@ -4,17 +4,20 @@ import base64
 import hashlib
 import hmac
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from email.utils import formatdate as http_date
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from appliance.events import EventStore, EventStoreError
-from appliance.output_settings import OutputSettings
-from appliance.outputs import delivery, messages
+from appliance.output_settings import OutputSettings, WebhookSettings
+from appliance.outputs import delivery, messages, runner
 from appliance.outputs import webhook as webhook_module
 from appliance.outputs.outbox import Message
 from appliance.settings import Settings, SettingsError, load_settings, to_json
@@ -204,6 +207,73 @@ async def test_a_receiver_that_refuses_everything_is_not_asked_for_each(
         receiver.answer = lambda post: (200, {})
         await sent(store, 40)
     assert len(set(receiver.ids)) == 40
+
+
+async def test_a_clock_that_jumped_gives_nothing_up(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By days, while the receiver is away: what waits still does when it is back, and the clock too."""
+    receiver.answer = lambda post: (503, {})
+    real, ahead_s = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + ahead_s[0])
+    async with run_outputs(webhooks=[webhook(receiver)]):
+        store.add(description("1"))
+        store.add(description("2"))
+        await until_async(lambda: len(receiver.posts) > 1)
+        ahead_s[0] = 40 * 86_400.0
+        num_before = len(receiver.posts)
+        await until_async(lambda: len(receiver.posts) > num_before + 3)
+        ahead_s[0] = 0.0
+        receiver.answer = lambda post: (200, {})
+        await sent(store, 2)
+    assert not store.outbox.dead()
+
+
+async def test_a_receiver_that_cannot_be_set_up_ends_no_other(
+    store: EventStore, run_outputs: RunOutputs, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(webhook_module.Webhook):
+        def __init__(self, settings: WebhookSettings) -> None:
+            if settings.name == "broken":
+                raise FileNotFoundError("the certificates of this machine")
+            super().__init__(settings)
+
+    monkeypatch.setattr(runner, "Webhook", Broken)
+    async with run_outputs(webhooks=[webhook(receiver, name="broken"), webhook(receiver)]):
+        store.add(description("1"))
+        await sent(store, 1)
+    assert store.outbox.statuses()["broken"].num_waiting == 1
+
+
+async def test_a_kill_in_the_middle_loses_no_message(tmp_path: Path, receiver: Receiver) -> None:
+    """What was on its way comes again, under the same id."""
+    code = (
+        "import asyncio, sys; from pathlib import Path; from appliance.events import EventStore\n"
+        "from appliance.output_settings import OutputSettings; from appliance.outputs.runner import Outputs\n"
+        "from tests.appliance.descriptions import description\n"
+        "store = EventStore(Path(sys.argv[1]))\n"
+        "outputs = Outputs(OutputSettings(webhooks=[{'url': sys.argv[2]}]), store, ())\n"
+        "[store.add(description(f'{number}')) for number in range(30)]\n"
+        "asyncio.run(outputs.run())"
+    )
+
+    def hang(post: Post) -> tuple[int, dict[str, str]]:
+        time.sleep(0.02)
+        return 200, {}
+
+    receiver.answer = hang
+    command = [sys.executable, "-c", code, str(tmp_path / "events.db"), receiver.url]
+    for number in (5, 9, 20, 30):
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+        try:
+            await until_async(lambda least=number: len(set(receiver.ids)) >= least, 120)
+        finally:
+            process.kill()
+            process.wait()
+    ids = [(post.data["id"], post.headers["webhook-id"]) for post in receiver.posts]
+    assert {event_id for event_id, _ in ids} == {f"{number}" for number in range(30)}
+    assert len(set(ids)) == 30
+    assert len(ids) <= 30 + 3
 
 
 async def test_a_redirect_is_not_followed(
