@@ -128,7 +128,7 @@ class Setup:
         """A new engine."""
         engine = Engine(EngineConfig(**self.config, speculative=speculative), model=self.model)
         step, encoder = self.costs.step.state(), self.costs.encoder.state()
-        engine.cost_model.reset(LinearModel.restored(step), LinearModel.restored(encoder))
+        engine.cost_model.reset(LinearModel.restored(**step), LinearModel.restored(**encoder))
         return Tally(engine)
 
 

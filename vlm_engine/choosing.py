@@ -50,23 +50,6 @@ class Run:
     failed: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What was chosen, by row.
-
-    Args:
-        token_ids: One for each row.
-        logprobs: For the rows that want them.
-        ended: Rows whose text is complete with this token, because its grammar is.
-        failed: Why a row has no token to choose from.
-    """
-
-    token_ids: list[int]
-    logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
-    ended: frozenset[int] = frozenset()
-    failed: dict[int, str] = field(default_factory=dict)
-
-
 class TokenChooser:
     """How one sequence's tokens are chosen: settings, random numbers, and what is kept between steps.
 
@@ -108,9 +91,7 @@ def choose_runs(logits: Tensor, choosers: Many[TokenChooser], proposals: Many[tu
     while alive:
         rows = [first_rows[index] + depth for index in alive]
         own = logits if len(rows) == len(logits) else logits[rows]
-        choices = choose(own, [choosers[i] for i in alive], [runs[i].token_ids for i in alive])
-        for place, index in enumerate(alive):
-            _take(runs[index], choices, place)
+        choose(own, [choosers[i] for i in alive], [runs[i] for i in alive])
         alive = [
             i for i in alive if _goes_on(runs[i], proposals[i], depth) and is_sound[first_rows[i] + depth + 1]
         ]
@@ -126,57 +107,43 @@ def _agreed(best: Many[int], proposed: tuple[int, ...], is_sound: Many[bool]) ->
     return list(best[: count + 1])
 
 
-def _take(run: Run, choices: "Choices", row: int) -> None:
-    """Add what was chosen in a row to a run."""
-    if row in choices.failed:
-        # why: behind a token that is right the next step will find the same, and then there is none
-        run.failed = None if run.token_ids else run.failed or choices.failed[row]
-        return
-    run.token_ids.append(choices.token_ids[row])
-    run.ended = row in choices.ended
-    if row in choices.logprobs:
-        run.logprobs.append(choices.logprobs[row])
-
-
 def _goes_on(run: Run, proposed: tuple[int, ...], depth: int) -> bool:
     """Whether the token at `depth` is the proposed one, so that the row behind it counts."""
     has_token = len(run.token_ids) == depth + 1 and not run.failed and not run.ended
     return has_token and depth < len(proposed) and run.token_ids[depth] == proposed[depth]
 
 
-def choose(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Many[int]] | None = None) -> Choices:
-    """Choose a token for each row.
+def choose(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Run]) -> None:
+    """Choose a token for each row and add it to its run, or tell there why there is none.
 
     Args:
         logits: Float ``[num_seqs, vocab_size]``; rows may be changed in place.
         choosers: One for each row.
         runs: What each has chosen in this step already.
     """
-    if all(each.is_plain for each in choosers):
-        return Choices(_sample(logits, choosers))
     told = [row for row, each in enumerate(choosers) if each.params.logprobs is not None]
     # why: taken before anything is edited, so that they are the model's own, as in vLLM
-    logprobs = logits[told].float().log_softmax(dim=-1)
-    failed = _edit(logits, choosers, runs or [()] * len(choosers))
+    before = logits[told].float().log_softmax(dim=-1) if told else logits
+    failed = {} if all(each.is_plain for each in choosers) else _edit(logits, choosers, runs)
     token_ids = _sample(logits, choosers)
-    return Choices(
-        token_ids,
-        _logprobs(logprobs, told, token_ids, choosers) if told else {},
-        frozenset(
-            row
-            for row, each in enumerate(choosers)
-            if each.matcher is not None and row not in failed and each.matcher.accept(token_ids[row])
-        ),
-        failed,
-    )
+    logprobs = _logprobs(before, told, token_ids, choosers) if told else {}
+    for row, (each, run) in enumerate(zip(choosers, runs, strict=True)):
+        if row in failed:
+            # why: behind a token that is right the next step will find the same, and then there is none
+            run.failed = None if run.token_ids else run.failed or failed[row]
+            continue
+        run.token_ids.append(token_ids[row])
+        run.ended = each.matcher is not None and each.matcher.accept(token_ids[row])
+        if row in logprobs:
+            run.logprobs.append(logprobs[row])
 
 
-def _edit(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Many[int]]) -> dict[int, str]:
+def _edit(logits: Tensor, choosers: Many[TokenChooser], runs: Many[Run]) -> dict[int, str]:
     """Change the rows of those who want it, in place; returns why some cannot go on."""
     failed = {}
     for index, (row, each, run) in enumerate(zip(logits, choosers, runs, strict=True)):
         if each.editor is not None:
-            each.editor.edit(row, run)
+            each.editor.edit(row, run.token_ids)
         if each.matcher is not None:
             try:
                 each.matcher.edit(row)

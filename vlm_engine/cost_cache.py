@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from vlm_engine.cost_model import CostModel, LinearModel, LinearState
+from vlm_engine.cost_model import CostModel, LinearModel
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class CostCache:
         """Keep what `model` knows; a folder that cannot be written is told in the log."""
         if self.path is None:
             return
-        parts = {name: _as_json(part.state()) for name, part in _parts(model).items()}
+        parts = {name: getattr(model, name).state() for name in PARTS}
         text = json.dumps({"identity": self._identity, **parts}, indent=1)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,19 +86,11 @@ class CostCache:
 PARTS = ("step", "encoder")
 
 
-def _parts(model: CostModel) -> dict[str, LinearModel]:
-    return {"step": model.step, "encoder": model.encoder}
-
-
-def _as_json(state: LinearState) -> dict[str, Any]:
-    return {name: list(getattr(state, name)) for name in ("weights", "errors_ms", "relative_errors")}
-
-
 def _restored(content: Any, num_weights: int) -> LinearModel:
-    state = LinearState(**{name: tuple(map(float, values)) for name, values in content.items()})
-    if len(state.weights) != num_weights:
-        raise ValueError(f"{len(state.weights)} weights in place of {num_weights}")
-    return LinearModel.restored(state)
+    model = LinearModel.restored(**{name: tuple(map(float, values)) for name, values in content.items()})
+    if len(model.weights) != num_weights:
+        raise ValueError(f"{len(model.weights)} weights in place of {num_weights}")
+    return model
 
 
 def _write_atomically(path: Path, text: str) -> None:

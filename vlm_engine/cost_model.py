@@ -5,11 +5,10 @@ Linear models whose weights are learned online by recursive least squares with d
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from operator import mul
-from typing import Literal
+from operator import add, mul, sub, truediv
+from typing import Literal, NamedTuple
 
 from vlm_engine.speed import MachineSpeed
 
@@ -29,8 +28,7 @@ FEW = 8
 RESTORED_TRUST = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What a step computes, as the model's features.
 
     Args:
@@ -46,26 +44,14 @@ class StepWork:
     num_pairs: int = 0
 
     def features(self) -> tuple[float, ...]:
-        """Scaled so that typical values are near 1."""
-        return (
-            1.0,
-            self.num_tokens / 64,
-            self.num_samples / 8,
-            self.num_context / 4096,
-            self.num_pairs / 262144,
-        )
+        """Scaled so that typical values are near 1; the first is for the step itself."""
+        return (1.0, *map(truediv, self, (64, 8, 4096, 262144)))
 
-    def __add__(self, other: "StepWork") -> "StepWork":
-        return StepWork(
-            self.num_tokens + other.num_tokens,
-            self.num_samples + other.num_samples,
-            self.num_context + other.num_context,
-            self.num_pairs + other.num_pairs,
-        )
+    def __add__(self, other: "StepWork") -> "StepWork":  # type: ignore[override]
+        return StepWork(*map(add, self, other))
 
 
-@dataclass(frozen=True, slots=True)
-class SliceWork:
+class SliceWork(NamedTuple):
     """What some encoder slices compute.
 
     Args:
@@ -84,50 +70,13 @@ class SliceWork:
 
     def features(self) -> tuple[float, ...]:
         """Scaled so that typical values are near 1."""
-        return (
-            self.num_slices / 4,
-            self.num_edge_rows / 2048,
-            self.num_key_rows / 2048,
-            self.num_rows / 1024,
-            self.num_pairs / 1048576,
-        )
+        return tuple(map(truediv, self, (4, 2048, 2048, 1024, 1048576)))
 
-    def __add__(self, other: "SliceWork") -> "SliceWork":
-        return SliceWork(
-            self.num_slices + other.num_slices,
-            self.num_edge_rows + other.num_edge_rows,
-            self.num_key_rows + other.num_key_rows,
-            self.num_rows + other.num_rows,
-            self.num_pairs + other.num_pairs,
-        )
+    def __add__(self, other: "SliceWork") -> "SliceWork":  # type: ignore[override]
+        return SliceWork(*map(add, self, other))
 
     def __sub__(self, other: "SliceWork") -> "SliceWork":
-        return SliceWork(
-            self.num_slices - other.num_slices,
-            self.num_edge_rows - other.num_edge_rows,
-            self.num_key_rows - other.num_key_rows,
-            self.num_rows - other.num_rows,
-            self.num_pairs - other.num_pairs,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LinearState:
-    """What a `LinearModel` has learned: its weights, and some of its errors from the least to the largest.
-
-    Raises:
-        ValueError: A number cannot be.
-    """
-
-    weights: tuple[float, ...]
-    errors_ms: tuple[float, ...] = ()
-    relative_errors: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not all(isfinite(value) for value in (*self.weights, *self.errors_ms, *self.relative_errors)):
-            raise ValueError("not a finite number")
-        if min((*self.weights, *self.relative_errors), default=0.0) < 0.0:
-            raise ValueError("a negative weight or error")
+        return SliceWork(*map(sub, self, other))
 
 
 class LinearModel:
@@ -172,9 +121,13 @@ class LinearModel:
 
         why: longer ones count in proportion: 20 ms of error in slices of 200 ms say nothing of a step of 30.
         """
-        pairs = zip(self._errors, self._lengths, strict=True)
-        near = ((error, length) for error, length in pairs if length >= length_ms / 2)
-        errors = sorted(error * min(1.0, length_ms / max(length, 1e-3)) for error, length in near)
+        if length_ms <= 0:
+            return self.residual_ms
+        errors = sorted(
+            error if length <= length_ms else error * length_ms / length
+            for error, length in zip(self._errors, self._lengths, strict=True)
+            if length >= length_ms / 2
+        )
         return max(0.0, errors[int(0.9 * (len(errors) - 1))]) if len(errors) >= FEW else self.residual_ms
 
     @property
@@ -187,19 +140,28 @@ class LinearModel:
         """Median of `recent_errors`, 0 before the first."""
         return median_error(self)
 
-    def state(self) -> "LinearState":
-        """What was learned, to go on with after a restart."""
-        return LinearState(
-            tuple(self.weights), _spread(self._errors, KEPT_ERRORS), _spread(self._relative, KEPT_ERRORS)
-        )
+    def state(self) -> dict[str, list[float]]:
+        """What was learned, to go on with after a restart: weights, and some errors, the least first."""
+        errors_ms, relative = _spread(self._errors, KEPT_ERRORS), _spread(self._relative, KEPT_ERRORS)
+        return {"weights": list(self.weights), "errors_ms": errors_ms, "relative_errors": relative}
 
     @classmethod
-    def restored(cls, state: "LinearState") -> "LinearModel":
-        """The model of a `state`, which soon gives way to what is measured."""
-        model = cls(state.weights, trust=RESTORED_TRUST)
-        model._errors.extend(state.errors_ms)
-        model._lengths.extend(0.0 for _ in model._errors)
-        model._relative.extend(state.relative_errors)
+    def restored(
+        cls, weights: Sequence[float], errors_ms: Sequence[float] = (), relative_errors: Sequence[float] = ()
+    ) -> "LinearModel":
+        """The model of a `state`, which soon gives way to what is measured.
+
+        Raises:
+            ValueError: A number cannot be.
+        """
+        if not all(map(isfinite, (*weights, *errors_ms, *relative_errors))):
+            raise ValueError("not a finite number")
+        if min((*weights, *relative_errors), default=0.0) < 0.0:
+            raise ValueError("a negative weight or error")
+        model = cls(weights, trust=RESTORED_TRUST)
+        model._errors.extend(errors_ms)
+        model._lengths.extend(0.0 for _ in errors_ms)
+        model._relative.extend(relative_errors)
         return model
 
     def learn(self, features: Sequence[float], measured_ms: float) -> None:
@@ -245,11 +207,11 @@ class LinearModel:
         self.weights = _nonnegative(self._information, self._free, self.weights)
 
 
-def _spread(values: Iterable[float], number: int) -> tuple[float, ...]:
+def _spread(values: Iterable[float], number: int) -> list[float]:
     """At most `number` of the values, evenly from the least to the largest."""
     ranked = sorted(values)
     last, steps = len(ranked) - 1, number - 1
-    return tuple(ranked) if last < number else tuple(ranked[i * last // steps] for i in range(number))
+    return ranked if last < number else [ranked[i * last // steps] for i in range(number)]
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -321,7 +283,7 @@ class CostModel:
         self.encoder = encoder or LinearModel(self._start[1])
         self.speed = MachineSpeed()
         self._steps: dict[Road, LinearModel] = {"narrow": self.step}
-        self.encoder_aside = LinearModel(self.encoder.weights)
+        self._slices: dict[Road, LinearModel] = {"narrow": self.encoder}
 
     def step_ms(self, work: StepWork, road: Road = "narrow") -> float:
         """Predicted milliseconds of a forward pass."""
@@ -338,17 +300,14 @@ class CostModel:
 
     def learn_slices(self, work: SliceWork, measured_ms: float, *, aside: bool = False) -> None:
         """Learn from encoder slices that were measured."""
-        self._learn(self._slice_model(aside), work.features(), measured_ms)
+        model = self._slices["aside" if aside else "narrow"] = self._slice_model(aside)
+        self._learn(model, work.features(), measured_ms)
 
     def _step_model(self, road: Road) -> LinearModel:
-        if road not in self._steps:
-            return LinearModel([STEP_START[road] * weight for weight in self.step.weights])
-        return self._steps[road]
+        return _on_road(self._steps, road, STEP_START[road])
 
     def _slice_model(self, aside: bool) -> LinearModel:
-        if aside and not self.encoder_aside.num_learned:
-            self.encoder_aside = LinearModel([ASIDE_SLICE * weight for weight in self.encoder.weights])
-        return self.encoder_aside if aside else self.encoder
+        return _on_road(self._slices, "aside" if aside else "narrow", ASIDE_SLICE)
 
     def _learn(self, model: LinearModel, features: Sequence[float], measured_ms: float) -> None:
         # why: what a model does not know yet says nothing of the machine
@@ -373,7 +332,13 @@ class CostModel:
     @property
     def slice_error(self) -> float:
         """Median relative error of the last predictions of slices, on all threads and aside."""
-        return median_error(self.encoder, self.encoder_aside)
+        return median_error(*self._slices.values())
+
+
+def _on_road(models: Mapping[Road, LinearModel], road: Road, start: float) -> LinearModel:
+    """The model of a road; one that was not measured is `start` times the narrow one."""
+    known = models.get(road)
+    return known or LinearModel([start * weight for weight in models["narrow"].weights])
 
 
 def median_error(*models: LinearModel) -> float:

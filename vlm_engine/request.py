@@ -1,7 +1,7 @@
 """What goes into the engine and what comes out of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from vlm_engine.sampling_params import SamplingParams
@@ -128,14 +128,6 @@ class TokenEvent:
 
     def merged(self, later: "TokenEvent") -> "TokenEvent":
         """This event and the one after it as a single one, for a reader that fell behind."""
-        return TokenEvent(
-            self.request_id,
-            self.text + later.text,
-            self.token_ids + later.token_ids,
-            later.finish_reason,
-            later.usage or self.usage,
-            later.timings,
-            later.error,
-            later.index,
-            self.logprobs + later.logprobs,
-        )
+        usage, logprobs = later.usage or self.usage, self.logprobs + later.logprobs
+        text, token_ids = self.text + later.text, self.token_ids + later.token_ids
+        return replace(later, text=text, token_ids=token_ids, usage=usage, logprobs=logprobs)

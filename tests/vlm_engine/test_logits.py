@@ -7,7 +7,7 @@ import torch
 from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from tests.vlm_engine.builders import make_sequence
-from vlm_engine.choosing import TokenChooser, choose
+from vlm_engine.choosing import Run, TokenChooser, choose
 from vlm_engine.logits import LogitEditor
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.sequence import Sequence
@@ -84,6 +84,12 @@ def test_who_wants_nothing_has_no_editor() -> None:
         assert not TokenChooser(sequence_of([1], [], **settings)).is_plain
 
 
+def chosen(sequences: list[Sequence]) -> list[Run]:
+    runs = [Run() for _ in sequences]
+    choose(LOGITS.repeat(len(runs), 1), [TokenChooser(each) for each in sequences], runs)
+    return runs
+
+
 def test_rows_are_edited_each_for_itself() -> None:
     best = int(LOGITS.argmax())
     sequences = [
@@ -91,10 +97,10 @@ def test_rows_are_edited_each_for_itself() -> None:
         sequence_of([1], [], logit_bias={best: -100}),
         sequence_of([1], [], logit_bias={7: 100}),
     ]
-    choices = choose(LOGITS.repeat(3, 1), [TokenChooser(each) for each in sequences])
+    runs = chosen(sequences)
     second = int(LOGITS.topk(2).indices[1])
-    assert choices.token_ids == [best, second, 7]
-    assert not choices.logprobs
+    assert [run.token_ids for run in runs] == [[best], [second], [7]]
+    assert not any(run.logprobs for run in runs)
 
 
 def test_logprobs_are_the_models_own() -> None:
@@ -104,12 +110,12 @@ def test_logprobs_are_the_models_own() -> None:
         sequence_of([1], []),
         sequence_of([1], [], logprobs=0),
     ]
-    choices = choose(LOGITS.repeat(3, 1), [TokenChooser(each) for each in sequences])
+    first, second, third = (run.logprobs for run in chosen(sequences))
     wanted = LOGITS.log_softmax(-1)
-    assert set(choices.logprobs) == {0, 2}
-    assert choices.logprobs[0].logprob == pytest.approx(float(wanted[7]))
+    assert (len(first), len(second), len(third)) == (1, 0, 1)
+    assert first[0].logprob == pytest.approx(float(wanted[7]))
     values, ids = wanted.topk(3)
-    assert [i for i, _ in choices.logprobs[0].top] == ids.tolist()
-    assert [value for _, value in choices.logprobs[0].top] == pytest.approx(values.tolist())
-    assert choices.logprobs[2].logprob == pytest.approx(float(wanted.max()))
-    assert choices.logprobs[2].top == ()
+    assert [i for i, _ in first[0].top] == ids.tolist()
+    assert [value for _, value in first[0].top] == pytest.approx(values.tolist())
+    assert third[0].logprob == pytest.approx(float(wanted.max()))
+    assert third[0].top == ()
