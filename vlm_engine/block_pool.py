@@ -7,10 +7,6 @@ from collections.abc import Iterable, Sequence
 from vlm_engine.sequence import Placeholder
 
 
-class NoFreeBlocks(Exception):
-    """Fewer blocks are free than were asked for; the scheduler preempts and tries again."""
-
-
 def block_hash(
     parent: bytes, token_ids: Sequence[int], first: int, placeholders: Sequence[Placeholder]
 ) -> bytes:
@@ -88,13 +84,8 @@ class BlockPool:
             self._ref_counts[block_id] += 1
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` blocks of unknown content.
-
-        Raises:
-            NoFreeBlocks: Fewer are free; nothing was taken.
-        """
-        if num_blocks > self.num_free:
-            raise NoFreeBlocks(f"{num_blocks} blocks wanted, {self.num_free} free")
+        """Take `num_blocks` blocks of unknown content; as many are free."""
+        assert num_blocks <= self.num_free, f"{num_blocks} blocks wanted, {self.num_free} free"
         return [self._take() for _ in range(num_blocks)]
 
     def _take(self) -> int:

@@ -11,8 +11,7 @@ from typing import Literal, Protocol
 from vlm_engine.cost_model import CostModel, Road, SliceWork, StepWork
 from vlm_engine.fitting import largest, room_for, step_work
 from vlm_engine.floor import Floor
-from vlm_engine.pace import Owed, needed_share, paced_ms
-from vlm_engine.plan import chunk_work
+from vlm_engine.pace import Owed, needed_share, owed_by, paced_ms
 from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
@@ -324,7 +323,4 @@ class TimeBudget:
 
 def _owed_to(chat: Sequence) -> Owed:
     """What a chat's prompt has left; of its pictures all, encoded or not."""
-    start, end = chat.num_computed_tokens, chat.num_tokens
-    images = chat.images_between(start, end)
-    slices = sum((image.work(0, len(image.slices)) for image in images), SliceWork())
-    return Owed(chat.arrival_s, None, chunk_work(start, end, samples=True), slices)
+    return owed_by(chat, sum((image.work(0, len(image.slices)) for image in chat.images_left), SliceWork()))

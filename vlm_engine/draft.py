@@ -22,6 +22,14 @@ class Draft:
     preempted: set[str] = field(default_factory=set)
     turn: Turn | None = None
 
+    def add(self, part: Chunk | EncodeItem) -> None:
+        """Plan a chunk, or slices of an image, of a sequence."""
+        if isinstance(part, Chunk):
+            self.chunks.append(part)
+        else:
+            self.encodes.append(part)
+        self.planned.add(part.sequence.request_id)
+
     def completes(self, sequence: Sequence) -> bool:
         """Whether the plan computes all that the sequence has, as far as it was just planned."""
         return bool(self.chunks) and self.chunks[-1].sequence is sequence and self.chunks[-1].samples

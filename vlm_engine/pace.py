@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vlm_engine.cost_model import CostModel, SliceWork, StepWork
+from vlm_engine.fitting import step_work
+from vlm_engine.sequence import Sequence
 
 SPARE = 1.4
 WHOLE = 0.95
@@ -35,6 +37,12 @@ class Owed:
             patience_s = min(patience_s, FRESH * (self.expires_s - self.arrival_s))
         due_s = self.arrival_s + patience_s
         return due_s if self.wanted_s is None else min(due_s, self.wanted_s)
+
+
+def owed_by(sequence: Sequence, slices: SliceWork) -> Owed:
+    """What a sequence has left before its next token, these encoder slices included."""
+    work, request = step_work(sequence, sequence.num_left), sequence.request
+    return Owed(sequence.arrival_s, request.expires_at, work, slices, request.wanted_at)
 
 
 def needed_share(

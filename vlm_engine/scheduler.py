@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from vlm_engine.block_pool import BlockPool
+from vlm_engine.blocks import Blocks
 from vlm_engine.budget import Moment, Side, StepBudget, WorkBudget
 from vlm_engine.cost_model import SliceWork
 from vlm_engine.draft import Draft
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.fair_shares import FairShares
 from vlm_engine.order import gives_way, rank, turn
-from vlm_engine.pace import Owed
-from vlm_engine.plan import Chunk, EncodeItem, StepPlan, chunk_work
-from vlm_engine.prefixes import Prefixes
+from vlm_engine.pace import Owed, owed_by
+from vlm_engine.plan import Chunk, EncodeItem, StepPlan
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Placeholder, Sequence, Status
 from vlm_engine.speculation import Speculator
@@ -59,9 +59,7 @@ class Scheduler:
         self.encoder_cache = encoder_cache
         self.budget = budget
         self.max_num_seqs = max_num_seqs
-        self.num_chat_blocks = num_chat_blocks
-        pool.num_kept = num_chat_blocks
-        self._prefixes = Prefixes(pool, is_shared=enable_prefix_caching)
+        self._blocks = Blocks(pool, num_chat_blocks, is_shared=enable_prefix_caching)
         self.turns = turns
         self.speculator = speculator
         self.side_budget = side_budget
@@ -91,9 +89,6 @@ class Scheduler:
         self._aside_sequences = frozenset(plan.sequences)
         self._aside_digests = frozenset(item.image.digest for item in plan.encodes)
 
-    def _is_aside(self, sequence: Sequence) -> bool:
-        return sequence in self._aside_sequences
-
     @property
     def is_aside_busy(self) -> bool:
         """Whether a plan for the side thread was made and is not committed."""
@@ -108,7 +103,7 @@ class Scheduler:
         return sequence not in self._aside_sequences and not self._lacks_image(sequence)
 
     def _is_encoded(self, image: Placeholder) -> bool:
-        return self.encoder_cache.is_ready(image.digest) and image.digest not in self._aside_digests
+        return not self.encoder_cache.num_left(image) and image.digest not in self._aside_digests
 
     def plan(self, now: float) -> StepPlan:
         """Choose the next step's work; `now` in seconds on the clock of `arrival_s`.
@@ -154,8 +149,7 @@ class Scheduler:
         return self.aside
 
     def _lacks_image(self, sequence: Sequence) -> bool:
-        left = sequence.images_between(sequence.num_computed_tokens, sequence.num_tokens)
-        return not all(map(self._is_encoded, left))
+        return not all(map(self._is_encoded, sequence.images_left))
 
     def _planned(self, draft: Draft, now: float, expired: list[Sequence]) -> StepPlan:
         self._mark_started(draft.planned, now)
@@ -169,7 +163,7 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:
                 continue
             sequence.num_computed_tokens = chunk.end
-            self._prefixes.publish(sequence)
+            self._blocks.publish(sequence)
             self._release_images(sequence, chunk)
 
     def accept(self, chunk: Chunk, num_accepted: int) -> None:
@@ -178,14 +172,12 @@ class Scheduler:
         invariant: only tokens of the sequence are ever published, and blocks that only rejected ones reached
         are given back.
         """
-        sequence, size = chunk.sequence, self.pool.block_size
+        sequence = chunk.sequence
         if self.speculator is not None:
             self.speculator.book(sequence, len(chunk.proposed), num_accepted)
         sequence.num_computed_tokens = sequence.num_tokens - 1
-        self._prefixes.publish(sequence)
-        num_kept = -(-sequence.num_computed_tokens // size)
-        self.pool.release(sequence.block_ids[num_kept:])
-        del sequence.block_ids[num_kept:]
+        self._blocks.publish(sequence)
+        self._blocks.trim(sequence)
 
     def commit_aside(self, *, is_done: bool = True) -> None:
         """Book that the side thread has its plan behind it; not `is_done`: it failed."""
@@ -217,8 +209,6 @@ class Scheduler:
             self._give_back(sequence)
 
     def _give_back(self, sequence: Sequence) -> None:
-        if sequence.finish_reason == "error":
-            self.pool.forget(sequence.block_ids)
         self._free(sequence)
         if sequence.finish_reason == "error":
             self.encoder_cache.drop_idle(image.digest for image in sequence.placeholders)
@@ -272,12 +262,8 @@ class Scheduler:
         """What background prompts have left, in their order."""
         everyone = [s for s in (*self.running, *self.waiting) if not (s.is_interactive or s.is_decoding)]
         for sequence in sorted(everyone, key=rank):
-            start, end = sequence.num_computed_tokens, sequence.num_tokens
-            images = {image.digest: image for image in sequence.images_between(start, end)}
-            slices = sum(map(self.encoder_cache.work_left, images.values()), SliceWork())
-            work = chunk_work(start, end, samples=True)
-            request = sequence.request
-            yield Owed(sequence.arrival_s, request.expires_at, work, slices, request.wanted_at)
+            images = {image.digest: image for image in sequence.images_left}.values()
+            yield owed_by(sequence, sum(map(self.encoder_cache.work_left, images), SliceWork()))
 
     def _in_turn(self, now: float, *, is_interactive: bool) -> list[Sequence]:
         """The sequences of a class that the side thread does not have, in the order of their turns."""
@@ -314,32 +300,29 @@ class Scheduler:
         end = self._clip_to_images(sequence, start, start + num_tokens, draft)
         if end > start and self._reserve_blocks(sequence, end, draft):
             draft.budget.spend_tokens(sequence, end - start)
-            draft.planned.add(sequence.request_id)
-            draft.chunks.append(Chunk(sequence, start, end, self._propose(sequence, draft)))
+            draft.add(Chunk(sequence, start, end, self._propose(sequence)))
         elif end > start:
             stalls.append("memory")
         elif not num_tokens:
             stalls.append("budget")
         return [] if sequence.request_id in draft.planned else stalls
 
-    def _propose(self, sequence: Sequence, draft: Draft) -> tuple[int, ...]:
+    def _propose(self, sequence: Sequence) -> tuple[int, ...]:
         """Tokens to be computed beside a decode that was just planned, with blocks for them.
 
         why: a guess is not worth anybody's place, so that it takes only blocks which no decode may need.
         """
         if self.speculator is None or not sequence.is_decoding:
             return ()
-        size, held = self.pool.block_size, len(sequence.block_ids)
 
         def room() -> int:
-            num_kept = len(self.running) + self._num_withheld(sequence, 1)
-            return (held + max(0, self.pool.num_free - num_kept)) * size - sequence.num_tokens
+            num_kept = len(self.running) + self._blocks.num_withheld(sequence, 1, self.running)
+            num_blocks = len(sequence.block_ids) + max(0, self.pool.num_free - num_kept)
+            return num_blocks * self.pool.block_size - sequence.num_tokens
 
-        take = partial(self.budget.take_proposed, sequence)
-        proposed = self.speculator.propose(sequence, room, take)
+        proposed = self.speculator.propose(sequence, room, partial(self.budget.take_proposed, sequence))
         if proposed:
-            num_missing = -(-(sequence.num_tokens + len(proposed)) // size) - held
-            sequence.block_ids += self.pool.allocate(max(0, num_missing))
+            self._blocks.extend(sequence, sequence.num_tokens + len(proposed))
         return proposed
 
     def _admit(self, sequence: Sequence, draft: Draft) -> list[str]:
@@ -347,7 +330,7 @@ class Scheduler:
         is_full = len(self.running) >= self.max_num_seqs and not self._victims(sequence, draft)
         if is_full or (sequence.is_interactive and not self._has_chat_slot()):
             return ["slots"]
-        self._prefixes.hold(sequence)
+        self._blocks.hold(sequence)
         stalls = self._extend(sequence, draft)
         if sequence.request_id not in draft.planned:
             self._free(sequence)
@@ -373,30 +356,19 @@ class Scheduler:
         for image in sequence.images_between(start, end):
             if image.digest in self._aside_digests:
                 return ["encoder_budget"]
-            if cache.cost_to_hold(image.digest, image.length) > cache.num_tokens - cache.num_held:
+            if not cache.can_hold(image):
                 return ["encoder_cache"]
-            if cache.is_ready(image.digest):
-                cache.hold(image.digest, sequence.request_id)
-                continue
-            left = cache.num_left(image.digest)
-            done = 0 if left is None else len(image.slices) - left
-            count = draft.budget.take_slices(sequence, image, done)
-            if not count:
-                return ["encoder_budget"]
-            self._plan_slices(sequence, image, done, done + count, draft)
-            if not cache.is_ready(image.digest):
+            if cache.num_left(image):
+                done = len(image.slices) - cache.num_left(image)
+                count = draft.budget.take_slices(sequence, image, done)
+                if not count:
+                    return ["encoder_budget"]
+                cache.advance(image, count)
+                draft.add(EncodeItem(sequence, image, done, done + count))
+            cache.hold(image.digest, sequence.request_id)
+            if cache.num_left(image):
                 return []
         return []
-
-    def _plan_slices(
-        self, sequence: Sequence, image: Placeholder, first: int, last: int, draft: Draft
-    ) -> None:
-        if image.digest not in self.encoder_cache:
-            self.encoder_cache.add(image.digest, image.length, len(image.slices))
-        self.encoder_cache.hold(image.digest, sequence.request_id)
-        self.encoder_cache.advance(image.digest, last - first)
-        draft.encodes.append(EncodeItem(sequence, image, first, last))
-        draft.planned.add(sequence.request_id)
 
     def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: Draft) -> int:
         """Where a chunk from `start` must end so that all its images are encoded and held.
@@ -419,35 +391,25 @@ class Scheduler:
 
     def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: Draft) -> bool:
         """Hold blocks for the first `num_tokens` positions, by preemption if need be."""
-        num_missing = -(-num_tokens // self.pool.block_size) - len(sequence.block_ids)
-        if num_missing <= 0:
+        num_missing = self._blocks.num_missing(sequence, num_tokens)
+        if not num_missing:
             return True
-        num_needed = num_missing + self._num_withheld(sequence, num_missing)
+        num_needed = num_missing + self._blocks.num_withheld(sequence, num_missing, self.running)
         victims = self._victims(sequence, draft) if num_needed > self.pool.num_free else []
         reclaimable = sum(self.pool.num_exclusive(victim.block_ids) for victim in victims)
         if num_needed > self.pool.num_free + reclaimable:
             return False
         while num_needed > self.pool.num_free:
             self._preempt(victims.pop(), draft, "memory")
-        sequence.block_ids += self.pool.allocate(num_missing)
+        self._blocks.extend(sequence, num_tokens)
         return True
-
-    def _num_withheld(self, sequence: Sequence, num_missing: int) -> int:
-        """Free blocks that `sequence` must leave to chats: the reserve without what they hold.
-
-        why: a background request that is larger than all that the reserve leaves could never run;
-        it may take from the reserve, since a chat that needs blocks preempts it.
-        """
-        largest = self.pool.num_blocks - self.num_chat_blocks
-        if sequence.is_interactive or len(sequence.block_ids) + num_missing > largest:
-            return 0
-        held = sum(len(other.block_ids) for other in self.running if other.is_interactive)
-        return max(0, self.num_chat_blocks - held)
 
     def _victims(self, sequence: Sequence, draft: Draft) -> list[Sequence]:
         """Running sequences that may be preempted for `sequence`, the last one first."""
-        spared = (o for o in self.running if o.request_id not in draft.planned and not self._is_aside(o))
-        return sorted((other for other in spared if gives_way(other, sequence)), key=rank)
+        idle = (
+            o for o in self.running if o.request_id not in draft.planned and o not in self._aside_sequences
+        )
+        return sorted((other for other in idle if gives_way(other, sequence)), key=rank)
 
     def _preempt(self, sequence: Sequence, draft: Draft, reason: str) -> None:
         """Send a running sequence back to the queue; it keeps its place and its tokens."""
@@ -460,8 +422,6 @@ class Scheduler:
         self.preemptions[reason] += 1
 
     def _free(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.block_ids, keep=sequence.is_interactive)
-        sequence.block_ids = []
-        sequence.num_computed_tokens = sequence.num_published = 0
+        self._blocks.free(sequence)
         for image in sequence.placeholders:
             self.encoder_cache.release(image.digest, sequence.request_id)

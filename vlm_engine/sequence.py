@@ -145,6 +145,11 @@ class Sequence:
         """Images with at least one token in positions ``[start, end)``."""
         return [image for image in self.placeholders if image.start < end and start < image.end]
 
+    @property
+    def images_left(self) -> list[Placeholder]:
+        """Images with tokens that are not computed yet."""
+        return self.images_between(self.num_computed_tokens, self.num_tokens)
+
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token; returns why the sequence ends with it, if it does."""
         self.token_ids.append(token_id)

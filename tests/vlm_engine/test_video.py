@@ -65,10 +65,11 @@ def test_a_clip_encoded_over_many_steps_beside_a_chat(family: Family) -> None:
         for case in (chat, clip):
             engine.add(case.request)
         answers: dict[str, list[int]] = {"chat": [], "clip": []}
+        cache = engine.scheduler.encoder_cache
         while engine.has_work:
             for event in engine.step():
                 answers[event.request_id] += event.token_ids
-            cut |= {i.digest for i in frames if engine.scheduler.encoder_cache.num_left(i.digest)}
+            cut |= {i.digest for i in frames if i.digest in cache and cache.num_left(i)}
     finally:
         family.model.encoder = whole
     assert answers == {case.name: family.greedy(case) for case in (chat, clip)}
