@@ -13,15 +13,15 @@ from functools import partial
 from vlm_engine.block_pool import BlockPool
 from vlm_engine.blocks import Blocks
 from vlm_engine.budget import Moment, Side, StepBudget, WorkBudget
-from vlm_engine.cost_model import SliceWork
 from vlm_engine.draft import Draft
 from vlm_engine.encoder_cache import EncoderCache
 from vlm_engine.fair_shares import FairShares
+from vlm_engine.images import Images
 from vlm_engine.order import gives_way, rank, turn
 from vlm_engine.pace import Owed, owed_by
-from vlm_engine.plan import Chunk, EncodeItem, StepPlan
+from vlm_engine.plan import Chunk, StepPlan
 from vlm_engine.request import FinishReason
-from vlm_engine.sequence import Placeholder, Sequence, Status
+from vlm_engine.sequence import Sequence, Status
 from vlm_engine.speculation import Speculator
 from vlm_engine.turn_queue import TurnQueue
 
@@ -63,6 +63,7 @@ class Scheduler:
         self.turns = turns
         self.speculator = speculator
         self.side_budget = side_budget
+        self._images = Images(encoder_cache)
         self._set_aside(StepPlan())
         self._leaving: list[Sequence] = []
         self._chats_lack_room = False
@@ -87,7 +88,7 @@ class Scheduler:
         """What the side thread works on from now on."""
         self.aside = plan
         self._aside_sequences = frozenset(plan.sequences)
-        self._aside_digests = frozenset(item.image.digest for item in plan.encodes)
+        self._images.aside = frozenset(item.image.digest for item in plan.encodes)
 
     @property
     def is_aside_busy(self) -> bool:
@@ -97,13 +98,8 @@ class Scheduler:
     @property
     def has_chat_tokens(self) -> bool:
         """Whether a chat has tokens to compute and waits for no picture."""
-        return any(s.is_interactive and self._can_compute(s) for s in (*self.running, *self.waiting))
-
-    def _can_compute(self, sequence: Sequence) -> bool:
-        return sequence not in self._aside_sequences and not self._lacks_image(sequence)
-
-    def _is_encoded(self, image: Placeholder) -> bool:
-        return not self.encoder_cache.num_left(image) and image.digest not in self._aside_digests
+        chats = (s for s in (*self.running, *self.waiting) if s.is_interactive)
+        return any(s not in self._aside_sequences and self._images.has_all(s) for s in chats)
 
     def plan(self, now: float) -> StepPlan:
         """Choose the next step's work; `now` in seconds on the clock of `arrival_s`.
@@ -136,7 +132,8 @@ class Scheduler:
             return StepPlan()
         draft = Draft(self.side_budget)
         self.side_budget.begin(Moment(self.running, self.waiting, now, owed=self._owed))
-        self._serve((s for s in self._in_turn(now, is_interactive=True) if self._lacks_image(s)), draft)
+        chats = self._in_turn(now, is_interactive=True)
+        self._serve((s for s in chats if not self._images.has_all(s)), draft)
         if self._chats_lack_room:
             # why: what runs aside cannot be preempted, so that the next piece would keep them waiting
             return self._begin_aside(draft, now)
@@ -147,9 +144,6 @@ class Scheduler:
     def _begin_aside(self, draft: Draft, now: float) -> StepPlan:
         self._set_aside(self._planned(draft, now, []))
         return self.aside
-
-    def _lacks_image(self, sequence: Sequence) -> bool:
-        return not all(map(self._is_encoded, sequence.images_left))
 
     def _planned(self, draft: Draft, now: float, expired: list[Sequence]) -> StepPlan:
         self._mark_started(draft.planned, now)
@@ -164,7 +158,7 @@ class Scheduler:
                 continue
             sequence.num_computed_tokens = chunk.end
             self._blocks.publish(sequence)
-            self._release_images(sequence, chunk)
+            self._images.release_read(chunk)
 
     def accept(self, chunk: Chunk, num_accepted: int) -> None:
         """Book what became of proposed tokens, after the sequence took those over that were right.
@@ -236,13 +230,8 @@ class Scheduler:
     def _is_too_late(self, sequence: Sequence, now: float) -> bool:
         if not sequence.has_expired(now) or sequence.num_output_tokens:
             return False
-        return sequence.status is not Status.RUNNING or not self._has_reached_encoder(sequence)
-
-    def _has_reached_encoder(self, sequence: Sequence) -> bool:
-        if not sequence.placeholders or sequence in self._aside_sequences:
-            return True
-        first = sequence.placeholders[0]
-        return sequence.num_computed_tokens > first.start or first.digest in self.encoder_cache
+        is_begun = self._images.is_reached(sequence) or sequence in self._aside_sequences
+        return sequence.status is not Status.RUNNING or not is_begun
 
     def _fill(self, draft: Draft, now: float, side: Side) -> None:
         """Give out the budget in order of importance; memory follows the same order."""
@@ -262,8 +251,7 @@ class Scheduler:
         """What background prompts have left, in their order."""
         everyone = [s for s in (*self.running, *self.waiting) if not (s.is_interactive or s.is_decoding)]
         for sequence in sorted(everyone, key=rank):
-            images = {image.digest: image for image in sequence.images_left}.values()
-            yield owed_by(sequence, sum(map(self.encoder_cache.work_left, images), SliceWork()))
+            yield owed_by(sequence, self._images.work_left(sequence))
 
     def _in_turn(self, now: float, *, is_interactive: bool) -> list[Sequence]:
         """The sequences of a class that the side thread does not have, in the order of their turns."""
@@ -289,15 +277,15 @@ class Scheduler:
 
     def _leaves_encoder(self, sequence: Sequence) -> bool:
         has_side = self.side_budget is not None
-        return has_side and bool(sequence.placeholders) and not self._lacks_image(sequence)
+        return has_side and bool(sequence.placeholders) and self._images.has_all(sequence)
 
     def _extend(self, sequence: Sequence, draft: Draft) -> list[str]:
         """Plan slices and a chunk of a sequence; returns why it got nothing, if so."""
         start = sequence.num_computed_tokens
         reach = min(sequence.num_left, max(draft.budget.max_num_batched_tokens, sequence.num_together))
-        stalls = self._encode_ahead(sequence, start, start + reach, draft)
+        stalls = self._images.encode_ahead(sequence, start, start + reach, draft)
         num_tokens = draft.budget.fit_tokens(sequence, reach)
-        end = self._clip_to_images(sequence, start, start + num_tokens, draft)
+        end = self._images.clip(sequence, start, start + num_tokens)
         if end > start and self._reserve_blocks(sequence, end, draft):
             draft.budget.spend_tokens(sequence, end - start)
             draft.add(Chunk(sequence, start, end, self._propose(sequence)))
@@ -350,45 +338,6 @@ class Scheduler:
         num_kept = int(is_wanted and self.max_num_seqs > 1)
         return sum(s.is_interactive for s in self.running) < self.max_num_seqs - num_kept
 
-    def _encode_ahead(self, sequence: Sequence, start: int, end: int, draft: Draft) -> list[str]:
-        """Plan slices of the images in reach, in order; returns what is in the way, if anything."""
-        cache = self.encoder_cache
-        for image in sequence.images_between(start, end):
-            if image.digest in self._aside_digests:
-                return ["encoder_budget"]
-            if not cache.can_hold(image):
-                return ["encoder_cache"]
-            if cache.num_left(image):
-                done = len(image.slices) - cache.num_left(image)
-                count = draft.budget.take_slices(sequence, image, done)
-                if not count:
-                    return ["encoder_budget"]
-                cache.advance(image, count)
-                draft.add(EncodeItem(sequence, image, done, done + count))
-            cache.hold(image.digest, sequence.request_id)
-            if cache.num_left(image):
-                return []
-        return []
-
-    def _clip_to_images(self, sequence: Sequence, start: int, end: int, draft: Draft) -> int:
-        """Where a chunk from `start` must end so that all its images are encoded and held.
-
-        invariant: an image that attends both ways is not cut; what a sequence computes next is never less
-        than `Sequence.num_together`.
-        """
-        for image in sequence.images_between(start, end):
-            is_held = self.encoder_cache.is_held(image.digest, sequence.request_id)
-            is_cut = image.attends_both_ways and end < image.end
-            if is_cut or not (is_held and self._is_encoded(image)):
-                return max(start, image.start)
-        return end
-
-    def _release_images(self, sequence: Sequence, chunk: Chunk) -> None:
-        unread = {image.digest for image in sequence.placeholders if image.end > chunk.end}
-        for image in sequence.images_between(chunk.start, chunk.end):
-            if image.digest not in unread:
-                self.encoder_cache.release(image.digest, sequence.request_id)
-
     def _reserve_blocks(self, sequence: Sequence, num_tokens: int, draft: Draft) -> bool:
         """Hold blocks for the first `num_tokens` positions, by preemption if need be."""
         num_missing = self._blocks.num_missing(sequence, num_tokens)
@@ -423,5 +372,4 @@ class Scheduler:
 
     def _free(self, sequence: Sequence) -> None:
         self._blocks.free(sequence)
-        for image in sequence.placeholders:
-            self.encoder_cache.release(image.digest, sequence.request_id)
+        self._images.release(sequence)
