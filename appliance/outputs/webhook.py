@@ -1,6 +1,9 @@
 """Events as HTTP POSTs, signed (`appliance.outputs.signing`)."""
 
 import asyncio
+import os
+import socket
+import ssl
 import time
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -58,7 +61,7 @@ class Webhook:
             raise DeliveryError(text, is_outage=True) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # why: the text of the library's own errors may repeat the URL, and a URL may be a secret.
-            text = f"{self._where} cannot be reached: {type(error).__name__}"
+            text = f"{self._where} cannot be reached: {_reason(error)}"
             raise DeliveryError(text, is_outage=True) from None
         if not reply.is_success:
             raise DeliveryError(
@@ -100,6 +103,22 @@ def _wish(reply: httpx.Response) -> float | None:
     except ValueError:
         return None
     return min(max(wish_s, 0.0), _LONGEST_WISH_S)
+
+
+def _reason(error: Exception) -> str:
+    """What the system says at the root of it."""
+    root: BaseException = error
+    while below := root.__cause__ or root.__context__:
+        root = below
+    if isinstance(root, ssl.SSLCertVerificationError):
+        return f"its certificate: {root.verify_message}"
+    if isinstance(root, ssl.SSLError):
+        return f"no TLS: {root.reason}"
+    if isinstance(root, socket.gaierror):
+        return str(root.strerror)
+    if isinstance(root, OSError) and root.errno:
+        return os.strerror(root.errno)
+    return type(error).__name__
 
 
 def _safe(url: str) -> str:

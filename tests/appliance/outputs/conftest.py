@@ -12,6 +12,7 @@ from appliance.output_settings import OutputSettings
 from appliance.outputs import delivery
 from appliance.outputs.runner import Outputs
 from appliance.tasks import end_all
+from tests.appliance.outputs.receiver import Receiver, receiving
 
 RunOutputs = Callable[..., AbstractAsyncContextManager[None]]
 
@@ -50,3 +51,17 @@ async def until_async(what: Callable[[], Any], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not what():
             await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+def webhook(receiver: Receiver, **settings: Any) -> dict[str, Any]:
+    return {"url": f"{receiver.url}/hook?token=hush", "timeout_s": 5, **settings}
+
+
+async def sent(store: EventStore, number: int, name: str = "webhook") -> None:
+    await until_async(lambda: store.outbox.statuses()[name].num_sent >= number)
