@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from vlm_engine.config import EngineConfig
 from vlm_engine.engine import Engine
-from vlm_engine.errors import EngineError, EngineStopped, RequestError
+from vlm_engine.errors import EngineBroken, EngineError, EngineStopped, RequestError
 from vlm_engine.grammar import CompiledForm
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PreparedPrompt
@@ -169,8 +169,10 @@ class AsyncEngine:
         if form is None:
             return prompt, seconds, None
         compiling = grammars.begin(form)
+        waiting = asyncio.wrap_future(compiling)
+        waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
         # why: others may wait for the same form, so that it goes on when this request is cancelled
-        await asyncio.shield(asyncio.wrap_future(compiling))
+        await asyncio.shield(waiting)
         return prompt, seconds, grammars.compiled(form, compiling)
 
     # -- between the loops ----------------------------------------------------------------------
@@ -211,6 +213,8 @@ class AsyncEngine:
     ) -> None:
         try:
             engine.submit(request, prompt, seconds, form)
+        except EngineBroken:
+            raise
         except EngineError as error:
             refusal = error
         except Exception as error:
@@ -230,6 +234,8 @@ class AsyncEngine:
         for call in calls:
             try:
                 call(engine)
+            except EngineBroken:
+                raise
             except Exception:
                 log.exception("what was asked of the engine failed")
         return not self._is_closing

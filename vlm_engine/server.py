@@ -125,6 +125,8 @@ class EngineServer:
         """Tell the client of a request that is not queued; the others go on."""
         try:
             yield
+        except EngineBroken:
+            raise
         except EngineError as error:
             field = error.field if isinstance(error, RequestError) else None
             self._send(wire.Refused(request_id, type(error).__name__, str(error), field))

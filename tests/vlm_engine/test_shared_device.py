@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.vlm_engine.test_async_engine import START_S, collect, config_of, started, until
+from tests.vlm_engine.test_async_engine import collect, config_of, until
+from tests.vlm_engine.test_engine_process import START_S, started
 from vlm_engine import EngineProcess, GateClient, GateError, TurnConfig
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")
