@@ -1,5 +1,6 @@
 """The producer's side: put jobs, from a process that must never hang on the queue."""
 
+import itertools
 import time
 import uuid
 from collections import Counter
@@ -37,6 +38,8 @@ class JobProducer:
         self._permit = self._client.register_script(upkeep.PERMIT)
         self._status = self._client.register_script(upkeep.STATUS)
         self._keys = self.config.keys
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
+        self._limits = self._limit_arguments()
         try:
             check_server(self._client.info("everything"), url)
         except (redis.RedisError, OSError) as error:
@@ -59,7 +62,8 @@ class JobProducer:
                 f"job {job.job_id} has {len(job.body)} bytes, the limit is {self.config.max_body_bytes}"
             )
         deadline = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        token = uuid.uuid4().hex
+        # invariant: no two puts of any producer have the same.
+        token = f"{self._name}:{next(self._numbers)}"
         while (answer := self._try_put(job, token)) < 0:
             if time.monotonic() >= deadline:
                 raise QueueFull(f"no room for job {job.job_id} within {timeout_s} s")
@@ -106,6 +110,7 @@ class JobProducer:
         self.close()
 
     def _try_put(self, job: Job, token: str) -> int:
+        self._pipe.begin()
         drops = dict(self._drops)
         arguments = self._put_arguments(job, token, drops)
         answer = self._call(lambda keys, given: self._put_at_once(job.body, token, keys, given), arguments)
@@ -135,14 +140,15 @@ class JobProducer:
             "" if job.expires_at is None else repr(job.expires_at),
             ttl_ms,
             len(job.body),
-            round(self.config.dedup_ttl_s * 1000),
-            self.config.max_len,
-            self.config.max_bytes,
-            self.config.max_per_slot,
-            int(self.config.when_full == "drop_oldest"),
+            *self._limits,
             job.permit,
             *(item for drop in drops.items() if drop[1] for item in drop),
         ]
+
+    def _limit_arguments(self) -> list[int]:
+        config = self.config
+        dedup_ttl_ms, may_drop = round(config.dedup_ttl_s * 1000), int(config.when_full == "drop_oldest")
+        return [dedup_ttl_ms, config.max_len, config.max_bytes, config.max_per_slot, may_drop]
 
     def _call(self, script: Callable[..., Any], arguments: list[Argument]) -> Any:
         if self.outage.delay_s:

@@ -165,3 +165,30 @@ def test_while_the_server_is_away_a_put_fails_at_once(producer: JobProducer, ser
         with pytest.raises(QueueUnavailable):
             producer.put(make_job(f"{number}"))
     assert time.monotonic() - started < 5
+
+
+def test_what_breaks_a_put_half_way_leaves_nothing_to_the_next(
+    server: EmbeddedServer, producer: JobProducer
+) -> None:
+    """A transaction is begun before its commands are there: they may be none, the connection may be gone."""
+    producer.put(make_job("first"))
+    for number in range(3):
+        with pytest.raises(UnicodeEncodeError):
+            producer.put(make_job("\ud83d"))
+        assert producer.put(make_job(f"after-{number}"))
+        with raw_client(server) as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        assert producer.put(make_job(f"again-{number}"))
+    assert (producer.status().num_put, producer.status().num_duplicates) == (7, 0)
+    with raw_client(server) as client:
+        assert len(body_sizes(client)) == 7
+
+
+def test_a_producer_that_closes_in_a_transaction_frees_its_connection(
+    server: EmbeddedServer, producer: JobProducer
+) -> None:
+    producer.put(make_job("first"))
+    producer._pipe.begin()
+    producer._pipe.close()
+    assert producer.put(make_job("second"))
+    assert producer.status().depth == 2
