@@ -1,5 +1,6 @@
 """Live streams against servers on loopback: what comes, what is lost, what is said when nothing comes."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +8,11 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from urllib.parse import quote
 
+import av
+import av.error
 import pytest
 
+from tests.appliance.running import until
 from tests.vision.http_cameras import HttpCameras
 from tests.vision.rtsp_server import RtspServer, encoded
 from vision.errors import (
@@ -19,6 +23,7 @@ from vision.errors import (
     SourceUnsupported,
 )
 from vision.options import SourceOptions, StreamConfig
+from vision.read_deadline import ReadDeadline
 from vision.sources import FrameSource, open_source
 from vision.streams import LiveStream
 
@@ -111,6 +116,20 @@ def test_silence_ends_at_its_deadline(camera, silent_after, transport):
     assert time.monotonic() - started_at < 20
 
 
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_silence_after_pictures_ends_sooner_than_opening_may_take(camera, transport):
+    """V3: FFmpeg itself would wait for as long as an answer may take."""
+    camera.behaviour.fps = 50
+    config = replace(PATIENT, transport=transport, silence_s=0.5)
+    with frames_of(camera.url(), config) as (_, frames):
+        next(frames)
+        camera.behaviour.fps = 0.01
+        started_at = time.monotonic()
+        with pytest.raises(SourceUnreadable, match=r"no answer for 0\.5 s"):
+            list(frames)
+    assert 0.4 < time.monotonic() - started_at < 5
+
+
 def test_damaged_packets_are_counted_and_passed_over(camera):
     """V7."""
     camera.behaviour.damage = 0.3
@@ -182,6 +201,45 @@ def test_close_ends_a_stream_that_runs(camera):
     source.close()
 
     assert list(frames) == []
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+def test_close_ends_a_stream_that_is_silent(camera, transport):
+    """V6: at once, though it might be silent for long."""
+    camera.behaviour.fps = 50
+    with frames_of(camera.url(), replace(PATIENT, transport=transport)) as (source, frames):
+        next(frames)
+        camera.behaviour.fps = 0.01
+        closer = threading.Timer(0.5, source.close)
+        closer.start()
+        started_at = time.monotonic()
+        list(frames)
+    assert time.monotonic() - started_at < 5
+
+
+def test_a_read_with_time_asks_nothing_of_python(camera):
+    """It is its deadline that PyAV looks at: negative in a read, zero for one that is to end."""
+    with av.open(camera.url(), options={"rtsp_transport": "tcp"}, timeout=(20, 21.5)) as container:
+        deadline = ReadDeadline(container)
+        packets = container.demux()
+        deadline.begin()
+        next(packets)
+        deadline.end()
+        limit = deadline._limit
+        assert limit is not None
+        assert limit.value == 21.5
+        deadline.begin()
+        assert limit.value == -1
+        deadline.expire()
+        with pytest.raises(av.error.ExitError):
+            # why: some packets were read when the stream was opened
+            list(islice(packets, 100))
+        deadline.end()
+        deadline.close()
+        limit.value = 7
+        deadline.begin()
+        assert limit.value == 7
+    until(lambda: "read-deadlines" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_mjpeg_by_http():
