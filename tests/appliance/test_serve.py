@@ -281,7 +281,7 @@ def test_a_dead_vision_worker_is_started_again(appliance, client):
 
 def test_a_dead_engine_is_started_again(appliance, client):
     """Chat and descriptions come back, and no description is an error of the engine's."""
-    (engine,) = appliance[0].find("-m vlm_engine.")
+    (engine,) = appliance[0].find("-m vlm_engine.process")
     before = metrics(appliance[1])
 
     engine.kill()

@@ -1,6 +1,5 @@
 """Receivers that are away, refuse, hang or never were: nothing is lost, and nobody waits for another."""
 
-import base64
 import subprocess
 import sys
 import time
@@ -17,8 +16,6 @@ from appliance.outputs.outbox import Message
 from tests.appliance.descriptions import description
 from tests.appliance.outputs.conftest import RunOutputs, sent, until_async, webhook
 from tests.appliance.outputs.receiver import Post, Receiver
-
-SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
 
 
 async def test_a_bad_event_does_not_hold_up_the_others(
