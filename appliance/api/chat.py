@@ -28,7 +28,7 @@ async def create_chat_completion(request: Request) -> Response:
     """
     services = services_of(request)
     async with aclosing(AsyncExitStack()) as resources:
-        resources.enter_context(services.chat_slot())
+        services.check_places()
         return await _respond(request, services, resources)
 
 
@@ -61,6 +61,8 @@ async def _read(
     """
     with services.bodies.place() as place:
         body = await read_body(request, services.limits, place, services.limits.max_body_bytes)
+        # why: whoever sends slowly, or never all of it, holds no place that somebody else could use
+        resources.enter_context(services.chat_slot())
         watch = await resources.enter_async_context(ClientWatch(request.receive))
         chat = await watch.race(services.in_thread(lambda: parse_chat(body)))
         services.check_model(chat.model)

@@ -102,12 +102,12 @@ class CameraChanges(Protocol):
 class ApiLimits:
     """How much one client, and all of them together, may ask for.
 
-    `max_chats` run or wait at once, beyond it they get a 503 before their body is read; `max_decodes`
-    requests are parsed and their images decoded at once, in threads. The pictures of a request may have
-    `max_pixels` together; `max_pixels_in_hand` of all requests are in memory until the engine has them, and
-    `max_bytes_in_hand` of their bodies: more pixels wait, more bytes are refused (503). The settings of a
-    camera may have `max_settings_bytes`. A body that takes longer than `body_timeout_s` to arrive is given
-    up, so that slow senders cannot hold all places.
+    `max_chats` run or wait at once, beyond it they get a 503 before their body is read; one whose body is
+    still on its way has no place yet, and is given up when that takes longer than `body_timeout_s`.
+    `max_decodes` requests are parsed and their images decoded at once, in threads. The pictures of a request
+    may have `max_pixels` together; `max_pixels_in_hand` of all requests are in memory until the engine has
+    them, and `max_bytes_in_hand` of their bodies: more pixels wait, more bytes are refused (503). The
+    settings of a camera may have `max_settings_bytes`.
     """
 
     max_chats: int = 64
@@ -170,11 +170,15 @@ class Services:
                 f"the model '{clipped(name)}' is not served here; there is {served}", code="model_not_found"
             )
 
+    def check_places(self) -> None:
+        """Raises `ApiError` (503) when all places for chats are taken."""
+        if self.num_chats >= self.limits.max_chats:
+            raise unavailable(f"all {self.limits.max_chats} places for chats are taken", code="overloaded")
+
     @contextmanager
     def chat_slot(self) -> Iterator[None]:
         """A place among the running chats; raises `ApiError` (503) at once when all are taken."""
-        if self.num_chats >= self.limits.max_chats:
-            raise unavailable(f"all {self.limits.max_chats} places for chats are taken", code="overloaded")
+        self.check_places()
         self.num_chats += 1
         try:
             yield

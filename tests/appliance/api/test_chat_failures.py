@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -149,14 +150,12 @@ def test_a_failed_stream_ends_without_done(server: Running, monkeypatch: pytest.
 
 @pytest.fixture
 def crowded(servers: Servers) -> Iterator[Running]:
-    """A server all of whose 64 places are taken by clients that have not sent their body yet."""
+    """A server all of whose 64 places are taken."""
     server = servers.start()
-    idle = [post(server, b"", num_announced=1000) for _ in range(64)]
-    wait_until(lambda: server.services.num_chats == 64, "64 chats")
-    yield server
-    for connection in idle:
-        connection.close()
-    wait_until(lambda: server.services.num_chats == 0, "free places")
+    with ExitStack() as places:
+        for _ in range(64):
+            places.enter_context(server.services.chat_slot())
+        yield server
     assert (
         httpx.post(f"{server.url}/v1/chat/completions", json=ENDLESS | {"max_tokens": 1}).status_code == 200
     )
@@ -187,6 +186,16 @@ async def test_a_thousand_over_the_limit(crowded: Running) -> None:
         assert b"retry-after: 1\r\nretry-after-ms: 1000" in head
         assert json.loads(body)["error"]["code"] == "overloaded"
     assert httpx.get(f"{crowded.url}/health").status_code == 200
+
+
+def test_who_has_sent_half_has_no_place(servers: Servers) -> None:
+    server = servers.start(limits=ApiLimits(max_chats=1))
+    half = [post(server, b'{"model"', num_announced=1000) for _ in range(4)]
+    body = ENDLESS | {"max_tokens": 1}
+    assert httpx.post(f"{server.base_url}/chat/completions", json=body).status_code == 200
+    for connection in half:
+        connection.close()
+    servers.stop(server)
 
 
 def test_a_slow_body_is_given_up(servers: Servers) -> None:

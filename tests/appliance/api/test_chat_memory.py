@@ -75,7 +75,7 @@ def test_bodies_of_all_requests_have_one_room(servers: Servers) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_pictures_are_gone_while_the_answer_is_made(server: Running, stream: bool) -> None:
-    endless = body(encoded(noise(64))) | {"max_tokens": 4000, "ignore_eos": True, "stream": stream}
+    endless = body(encoded(noise(64))) | {"max_tokens": 600, "ignore_eos": True, "stream": stream}
     with httpx.Client(base_url=server.base_url, timeout=60) as client, ThreadPoolExecutor(1) as pool:
         reply = pool.submit(client.post, "/chat/completions", json=endless)
         wait_until(lambda: server.engine.stats().num_running == 1, "a running chat")
