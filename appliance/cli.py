@@ -18,6 +18,7 @@ from appliance.command_line import (
     readable_errors,
 )
 from appliance.config_cli import config_app
+from appliance.heap import leave_garbage
 from appliance.models_cli import models
 from appliance.operate import outputs
 from appliance.operate_queue import queue
@@ -67,6 +68,7 @@ CooldownOption = Annotated[
 
 def main() -> None:
     """The `appliance` command."""
+    leave_garbage()
     app()
 
 

@@ -51,6 +51,7 @@ class Child:
         module, function = target.split(":")
         code = (
             f"from appliance.processes import end_with_parent; end_with_parent({os.getpid()}); "
+            "from appliance.heap import leave_garbage; leave_garbage(); "
             f"from {module} import {function}; {function}()"
         )
         self._process = subprocess.Popen(

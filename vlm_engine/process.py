@@ -3,7 +3,9 @@
 ``python -m vlm_engine.process PARENT_PID``, with `wire.Start` on standard input.
 """
 
+import atexit
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -25,6 +27,8 @@ def end_with_parent(parent_pid: int) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[1]))
+    # why: the interpreter would look for garbage in all of torch when it ends, which takes seconds
+    atexit.register(gc.freeze)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     from vlm_engine.server import main
 

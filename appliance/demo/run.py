@@ -68,15 +68,22 @@ def _with_port(settings: Settings) -> Settings:
 
 
 def _wait_until_ready(child: Child, client: ApplianceClient, view: DemoView) -> None:
-    started_at = time.monotonic()
-    while not _is_ready(client):
+    started_at, is_ready = time.monotonic(), threading.Event()
+    # why: a server that loads takes a question and answers it when it is ready
+    threading.Thread(target=_ask_until_ready, args=(client, is_ready), daemon=True).start()
+    while not is_ready.wait(STATUS_EVERY_S):
         elapsed_s = time.monotonic() - started_at
         if child.exit_code is not None:
             raise ChildError("the appliance ended while it started: see the lines above")
         if elapsed_s > START_TIMEOUT_S:
             raise ChildError(f"the appliance did not come up within {START_TIMEOUT_S:.0f} s")
         view.status(f"loading the models … {elapsed_s:.0f} s")
+
+
+def _ask_until_ready(client: ApplianceClient, is_ready: threading.Event) -> None:
+    while not _is_ready(client):
         time.sleep(STATUS_EVERY_S)
+    is_ready.set()
 
 
 def _is_ready(client: ApplianceClient) -> bool:
@@ -139,7 +146,7 @@ def _status_line(client: ApplianceClient, talker: "Talker") -> str:
     return (
         f" cameras {fps:.1f} frames/s | "
         f"{queue.get('num_done', 0)} described, {queue.get('depth', 0)} waiting | "
-        f"chat ITL p50 {talker.itl_ms(0.5):.0f} ms, p99 {talker.itl_ms(0.99):.0f} ms "
+        f"chat, from token to token: {talker.gaps} "
     )
 
 
@@ -152,9 +159,13 @@ class Talker:
         self._view = view
         self._gaps_ms: deque[float] = deque(maxlen=2000)
 
-    def itl_ms(self, share: float) -> float:
-        """Milliseconds between tokens of the last answers, at this share of the gaps (0.5 is the median)."""
-        return percentile(list(self._gaps_ms), share)
+    @property
+    def gaps(self) -> str:
+        """Milliseconds between tokens of the last answers, in words."""
+        gaps_ms = list(self._gaps_ms)
+        if not gaps_ms:
+            return "no answer yet"
+        return f"p50 {percentile(gaps_ms, 0.5):.0f} ms, p99 {percentile(gaps_ms, 0.99):.0f} ms"
 
     def run(self) -> None:
         """Asks for ever; meant for a daemon thread."""

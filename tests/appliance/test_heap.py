@@ -1,4 +1,4 @@
-"""Threads that come and go leave no memory of their own behind."""
+"""Threads that come and go leave no memory of their own behind, and an end is quick."""
 
 import subprocess
 import sys
@@ -32,3 +32,25 @@ def num_arenas(limit: str) -> int:
 def test_threads_share_arenas() -> None:
     assert num_arenas(LIMIT) <= 1
     assert num_arenas("") >= 3
+
+
+GARBAGE = """
+{begin}
+class Ring:
+    def __init__(self):
+        self.itself = self
+    def __del__(self):
+        print("looked for")
+kept = Ring()
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"), [("", "looked for"), ("from appliance.heap import leave_garbage; leave_garbage()", "")]
+)
+def test_nobody_looks_for_garbage_at_the_end(begin: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GARBAGE.format(begin=begin)], capture_output=True, text=True, check=True
+    )
+
+    assert (done.stdout.strip(), done.stderr) == (said, "")
