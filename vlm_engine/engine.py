@@ -227,8 +227,9 @@ class Engine:
         sampled = [c for c in plan.chunks if c.sequence.finish_reason is None and c.samples]
         events = []
         for chunk in sampled:
-            if chunk.sequence.request_id in result.broken:
-                events += self._requests.give_up([chunk.sequence], result.broken[chunk.sequence.request_id])
+            error = result.runs[chunk.sequence.request_id].failed
+            if error:
+                events += self._requests.give_up([chunk.sequence], error)
         if sampled and len(events) == len(sampled):
             self.health.fail(events[0].error or "")
         else:

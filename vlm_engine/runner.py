@@ -1,9 +1,8 @@
 """Executes plans on the model; decides nothing."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ from vlm_engine.models.free_memory import free_memory
 from vlm_engine.plan import EncodeItem, StepPlan
 from vlm_engine.sequence import Sequence
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -29,17 +26,15 @@ class StepResult:
 
     Args:
         runs: By request id.
-        broken: Why a request has no next token, by id.
         encode_ms: Milliseconds that the encoder slices took.
         forward_ms: Milliseconds of the rest: batch, forward pass and sampling.
         road: How the forward pass ran, see `CostModel`.
     """
 
-    runs: dict[str, Run] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
-    encode_ms: float = 0.0
-    forward_ms: float = 0.0
-    road: Road = "narrow"
+    runs: dict[str, Run]
+    encode_ms: float
+    forward_ms: float
+    road: Road
 
 
 class ModelRunner:
@@ -125,10 +120,13 @@ class ModelRunner:
             return "loaded"
         return "narrow" if plan.has_interactive else "wide"
 
+    @torch.inference_mode()
     def _run(self, plan: StepPlan, road: Road) -> StepResult:
-        _, encode_ms = self._timed(self._encode_all, plan) if plan.encodes else (None, 0.0)
-        result, forward_ms = self._timed(self._forward, plan) if plan.chunks else (StepResult(), 0.0)
-        return replace(result, encode_ms=encode_ms, forward_ms=forward_ms, road=road)
+        encode_s = sum(map(self._encode, plan.encodes))
+        started = time.perf_counter()
+        runs = self._forward(plan) if plan.chunks else {}
+        self._synchronize()
+        return StepResult(runs, 1e3 * encode_s, 1e3 * (time.perf_counter() - started), road)
 
     def start_aside(self, plan: StepPlan) -> None:
         """Have the side thread execute a plan, whose sequences no step touches until it is taken back."""
@@ -151,18 +149,7 @@ class ModelRunner:
             for request_id in leaving:
                 self.remove(request_id)
 
-    @torch.inference_mode()
-    def _timed(self, run: Callable[[StepPlan], Result], plan: StepPlan) -> tuple[Result, float]:
-        started = time.perf_counter()
-        result = run(plan)
-        self._synchronize()
-        return result, 1e3 * (time.perf_counter() - started)
-
-    def _encode_all(self, plan: StepPlan) -> None:
-        for item in plan.encodes:
-            self._encode(item)
-
-    def _forward(self, plan: StepPlan) -> StepResult:
+    def _forward(self, plan: StepPlan) -> dict[str, Run]:
         device = self.model.spec.device
         batch = build_batch(
             plan.chunks,
@@ -177,18 +164,20 @@ class ModelRunner:
         hidden = self.model.forward(batch.token_ids, batch.positions, batch.images, batch.paged)
         sampled = [chunk for chunk in batch.chunks if chunk.samples]
         if not sampled:
-            return StepResult()
+            return {}
         logits = self.model.logits(hidden[batch.sample_rows])
         names = [chunk.sequence.request_id for chunk in sampled]
         choosers = [self._choosers[name] for name in names]
-        runs = dict(zip(names, choose_runs(logits, choosers, [c.proposed for c in sampled]), strict=True))
-        return StepResult(runs, {name: run.failed for name, run in runs.items() if run.failed})
+        return dict(zip(names, choose_runs(logits, choosers, [c.proposed for c in sampled]), strict=True))
 
-    def _encode(self, item: EncodeItem) -> None:
+    def _encode(self, item: EncodeItem) -> float:
+        """Run slices of an image; returns the seconds that it took."""
         started = time.perf_counter()
         self._run_slices(item)
         self._synchronize()
-        item.sequence.encode_s += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        item.sequence.encode_s += seconds
+        return seconds
 
     def _synchronize(self) -> None:
         """Wait for the GPU, so that what is measured is the work and not its launch."""
