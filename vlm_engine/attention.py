@@ -23,15 +23,10 @@ Slots = slice | Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
+class _Part:
+    """Rows of a step, the slots that they read, and which of these each may see, None for all before it."""
+
     rows: slice
-    slots: Slots
-    mask: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Decodes:
-    num_rows: int
     slots: Slots
     mask: Tensor | None
 
@@ -40,8 +35,8 @@ class _Decodes:
 class _Layout:
     """Rows ``[0, n)`` of the decodes, one query each, then the other sequences."""
 
-    decodes: _Decodes | None
-    prefills: tuple[_Prefill, ...]
+    decodes: _Part | None
+    prefills: tuple[_Part, ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +76,7 @@ class AttentionMetadata:
             span = spans[index]
             rows = slice(row, row + span.num_queries)
             mask = _mask(span, firsts[index], window, device)
-            prefills.append(_Prefill(rows, _on(device, slots[index]), mask))
+            prefills.append(_Part(rows, _on(device, slots[index]), mask))
             row += span.num_queries
         return _Layout(_decodes(slots[:num_decodes], device) if num_decodes else None, tuple(prefills))
 
@@ -141,15 +136,16 @@ def _mask(span: Span, first: int, window: int | None, device: torch.device) -> T
     return mask if window is None else mask.triu_(before - first - window + 1)
 
 
-def _decodes(slots: list[Tensor], device: torch.device) -> _Decodes:
+def _decodes(slots: list[Tensor], device: torch.device) -> _Part:
+    rows = slice(0, len(slots))
     if len(slots) == 1:
-        return _Decodes(1, _on(device, slots[0]), None)
+        return _Part(rows, _on(device, slots[0]), None)
     padded = nn.utils.rnn.pad_sequence(slots, batch_first=True, padding_value=-1)
     # why: a masked value still counts if it is NaN (0 * NaN), so padding must read no stranger's slot
     padded = torch.where(padded < 0, padded[:, :1], padded)
     lengths = torch.tensor([len(s) for s in slots])
     mask = torch.arange(padded.shape[1]) < lengths[:, None]
-    return _Decodes(len(slots), padded.to(device), mask[:, None, None, :].to(device))
+    return _Part(rows, padded.to(device), mask[:, None, None, :].to(device))
 
 
 def attend(
@@ -184,10 +180,10 @@ def attend(
 
 
 def _attend_decodes(
-    query: Tensor, keys: Tensor, values: Tensor, decodes: _Decodes, scale: float | None
+    query: Tensor, keys: Tensor, values: Tensor, decodes: _Part, scale: float | None
 ) -> Tensor:
     """One query a sequence: the heads that share a key head become the queries of one call."""
-    n, (_, num_heads, head_dim), num_kv_heads = decodes.num_rows, query.shape, keys.shape[1]
+    n, (_, num_heads, head_dim), num_kv_heads = decodes.rows.stop, query.shape, keys.shape[1]
     q = query[:n].reshape(n, num_kv_heads, num_heads // num_kv_heads, head_dim)
     k, v = (t[decodes.slots].view(n, -1, num_kv_heads, head_dim).transpose(1, 2) for t in (keys, values))
     out = scaled_dot_product_attention(q, k, v, attn_mask=decodes.mask, scale=scale)
