@@ -27,7 +27,7 @@ FPS = 2.0
 SIZE = (448, 256)
 NUM_FRAMES = 40
 PLACES = ("street", "park", "yard", "room")
-ROLES = {"front": "serve", "vision": "appliance.ingest", "engine": "vlm_engine."}
+ROLES = {"front": "serve", "vision": "appliance.ingest", "engine": "vlm_engine.process"}
 
 
 class LocalServer:

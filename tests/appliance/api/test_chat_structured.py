@@ -1,10 +1,11 @@
 """Forms of answers as clients ask for them."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from pydantic import BaseModel
 
 from tests.appliance.api.serving import MODEL
@@ -58,3 +59,20 @@ def test_a_schema_streamed(client: OpenAI, n: int) -> None:
         mine = [chunk for chunk in chunks if chunk.choices[0].index == index]
         assert set(json.loads(text_of(mine))) == {"ok"}
         assert mine[-1].choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("form", ["grammar", "json"])
+def test_a_form_that_takes_too_much_is_refused_and_others_go_on(client: OpenAI, form: str) -> None:
+    """A thousand levels end a process by its stack, a large divisor takes minutes."""
+    rules = "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in range(3000))
+    costly = {
+        "grammar": f'start: r0\n{rules}\nr3000: "x"',
+        "json": {"multipleOf": 999_983, "type": "integer"},
+    }
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(answer, client, HELLO, extra_body={"structured_outputs": {form: costly[form]}})
+        assert answer(client, HELLO, max_tokens=4)
+        with pytest.raises(BadRequestError, match="cannot be compiled: it takes more than") as caught:
+            refused.result()
+    assert caught.value.param == f"structured_outputs.{form}"
+    assert answer(client, HELLO, max_tokens=4)
