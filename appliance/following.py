@@ -25,11 +25,15 @@ class Follower:
     """Stores all that comes by a stream, also from other appliances and before this one started.
 
     Where the store has never followed it, what was there before `begin` is history, which outputs are not
-    owed: an appliance without a file of events has told them before.
+    owed: an appliance without a file of events has told them before. A server that was just started
+    `has_history` of nobody.
     """
 
-    def __init__(self, reader: ResultReader, store: Store, events: EventStore) -> None:
+    def __init__(
+        self, reader: ResultReader, store: Store, events: EventStore, *, has_history: bool = True
+    ) -> None:
         self._reader, self._store, self._events = reader, store, events
+        self._has_history = has_history
         # why: what the store has forgotten must not come in again with the next start.
         self._mark = f"{reader.stream} of {reader.outage.url}"
         self._last, self._history = (0, 0), (0, 0)
@@ -38,7 +42,7 @@ class Follower:
         """Find where to go on; raises `QueueError` and `EventStoreError`."""
         newest, mark = _number(await self._reader.last_id()), self._events.mark(self._mark)
         if mark is None:
-            self._history = newest
+            self._history = newest if self._has_history else (0, 0)
         elif (last := _number(mark)) <= newest:
             self._last = last
         # why: else the stream is another one than that which was read, and all in it is new

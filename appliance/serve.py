@@ -186,7 +186,7 @@ class _Service:
         """Redis' streams: what comes from now on is news."""
         for store, reader in self._readers.items():
             await self._stack.enter_async_context(reader)
-            follower = Follower(reader, store, self._events)
+            follower = Follower(reader, store, self._events, has_history=self._redis is None)
             await follower.begin()
             self._followers[reader.stream] = follower
 

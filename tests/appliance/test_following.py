@@ -41,13 +41,15 @@ class Front:
 
 
 @asynccontextmanager
-async def front(producer: JobProducer, path: Path | None = None) -> AsyncIterator[Front]:
+async def front(
+    producer: JobProducer, path: Path | None = None, *, has_history: bool = True
+) -> AsyncIterator[Front]:
     """A front that follows what producers tell until all of it is stored, with an output that wants all."""
     result = Front()
     with closing(EventStore(path)) as store:
         store.outbox.connect({"all": lambda kind, body: True})
         async with ResultReader(producer._url, CONFIG, stream=CONFIG.told) as reader:
-            follower = Follower(reader, store_change, store)
+            follower = Follower(reader, store_change, store, has_history=has_history)
             await follower.begin()
             task = asyncio.create_task(follower.run())
             yield result
@@ -67,6 +69,13 @@ async def test_a_restart_without_a_file_tells_nothing_twice(producer: JobProduce
         tell(producer, "d")
     assert (before.shown, before.owed) == ({"a", "b"}, ["a", "b"])
     assert (after.shown, after.owed) == ({"a", "b", "c", "d"}, ["d"])
+
+
+async def test_what_came_while_the_front_began_with_its_own_server_is_news(producer: JobProducer) -> None:
+    tell(producer, "a")
+    async with front(producer, has_history=False) as first:
+        tell(producer, "b")
+    assert first.owed == ["a", "b"]
 
 
 async def test_a_restart_with_a_file_goes_on_where_it_was(producer: JobProducer, tmp_path: Path) -> None:
