@@ -1,10 +1,10 @@
 """The settings of what events are sent to: webhooks and an MQTT broker."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from appliance.outputs.signing import signing_key
 from appliance.settings_part import SettingsPart
@@ -136,6 +136,14 @@ class MqttSettings(WhatIsSent):
     discovery_prefix: Annotated[str, AfterValidator(_check_topic)] | None = "homeassistant"
     snapshots: bool = True
     timeout_s: float = Field(default=10.0, gt=0, le=120)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.password is not None and self.username is None:
+            raise ValueError("password belongs to a user: give `username` too")
+        if self.ca_file is not None and not self.url.lower().startswith("mqtts"):
+            raise ValueError("ca_file is for TLS: the url has to begin with mqtts://")
+        return self
 
 
 class OutputSettings(SettingsPart):

@@ -243,6 +243,9 @@ async def test_a_password_that_is_wrong_is_said_without_it(
         ("{url: 'mqtt://doe:hush@a'}", "outputs.mqtt.url: must not hold a user or password"),
         ("{url: 'mqtt://a:hush'}", "outputs.mqtt.url: "),
         ("{url: 'mqtt://a', prefix: 'a/#'}", "outputs.mqtt.prefix: must be levels"),
+        ("{url: 'mqtt://a', password: x}", "outputs.mqtt.password: belongs to a user: give `username` too"),
+        ("{url: 'mqtt://a', ca_file: ca.pem}", "outputs.mqtt.ca_file: is for TLS: the url has to begin with"),
+        ("{url: 'mqtt://a:99999'}", "outputs.mqtt.url: the port must be a number from 1 to 65535"),
         ("{url: 'mqtt://a', qos: 1}", "outputs.mqtt.qos: unknown key; allowed here: ca_file, "),
     ],
 )

@@ -168,7 +168,7 @@ def test_secrets_are_hidden_but_reach_the_child(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "outputs: {webhooks: [{url: 'http://a/hush1', secret: hush2, headers: {a: hush3}}],"
-        " mqtt: {url: 'mqtt://a', password: hush4}}"
+        " mqtt: {url: 'mqtt://a', username: a, password: hush4}}"
     )
     settings = load_settings(path)
     assert "hush" not in repr(settings)
