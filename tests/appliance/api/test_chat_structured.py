@@ -5,11 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, InternalServerError, OpenAI
 from pydantic import BaseModel
 
 from tests.appliance.api.serving import MODEL
 from tests.appliance.api.test_chat import HELLO, answer, streamed, text_of
+from vlm_engine import grammar
 
 LONG = {"max_tokens": 120}
 
@@ -76,3 +77,14 @@ def test_a_form_that_takes_too_much_is_refused_and_others_go_on(client: OpenAI, 
             refused.result()
     assert caught.value.param == f"structured_outputs.{form}"
     assert answer(client, HELLO, max_tokens=4)
+
+
+def test_more_new_forms_than_can_wait_are_told_to_come_later(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MAX_COMPILING", 0)
+    hurried = client.with_options(max_retries=0)
+    with pytest.raises(InternalServerError, match="send it again later") as caught:
+        answer(hurried, HELLO, extra_body={"structured_outputs": {"regex": "a{1,77}"}})
+    assert (caught.value.status_code, caught.value.code) == (503, "engine_busy")
+    assert caught.value.response.headers["Retry-After"]
