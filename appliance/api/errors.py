@@ -93,7 +93,7 @@ def engine_error(error: EngineError) -> ApiError:
     if isinstance(error, EngineBusy):
         return unavailable(str(error), code="engine_busy")
     logger.error("the engine refused a request: %s", error)
-    return unavailable("the engine is not running", code="engine_unavailable")
+    return unavailable(f"the engine does not answer: {error}", code="engine_unavailable")
 
 
 def install(app: FastAPI) -> None:

@@ -13,6 +13,7 @@ const live = new Set();
 let model = null;
 let history = [];
 let asking = null;
+let engineReason = null;
 
 // Everything that a camera, a model or a server wrote goes to the page as textContent, never as HTML.
 
@@ -77,14 +78,46 @@ async function* serverEvents(response, state = {}) {
 function cardOf(name) {
   if (!cards.has(name)) {
     const card = byId("camera-card").content.firstElementChild.cloneNode(true);
-    card.querySelector("strong").textContent = name;
-    card.querySelector("img").alt = `newest frame of ${name}`;
-    if (cards.size === 0) byId("cameras").replaceChildren();
-    byId("cameras").append(card);
-    byId("look").add(new Option(`camera ${name}`, name));
+    card.querySelector(".words").textContent = newest.get(name)?.description ?? "";
+    byId("look").add(new Option(name, name));
     cards.set(name, card);
   }
   return cards.get(name);
+}
+
+function showCameras(cameras) {
+  for (const camera of cameras) showCamera(camera, cardOf(camera.name));
+  const names = new Set(cameras.map((camera) => camera.name));
+  for (const name of [...cards.keys()].filter((name) => !names.has(name))) {
+    cards.delete(name);
+    live.delete(name);
+    [...byId("look").options].find((option) => option.value === name)?.remove();
+  }
+  const wanted = cameras.map((camera) => cards.get(camera.name));
+  const shown = [...byId("cameras").children];
+  if (wanted.length === shown.length && wanted.every((card, i) => card === shown[i])) return;
+  const none = document.createElement("p");
+  none.className = "quiet";
+  none.textContent = "No cameras yet.";
+  byId("cameras").replaceChildren(...(wanted.length ? wanted : [none]));
+}
+
+function showCamera(camera, card) {
+  const title = camera.friendly_name ?? camera.name;
+  const rate = camera.fps ? `, ${camera.fps.toFixed(1)} frames/s` : "";
+  const reason = card.querySelector(".reason");
+  if (camera.num_frames) live.add(camera.name);
+  card.querySelector("strong").textContent = title;
+  card.querySelector("strong").title = camera.name;
+  card.querySelector("img").alt = `newest frame of ${title}`;
+  card.querySelector(".quiet").textContent = `${camera.state}${rate}`;
+  card.classList.toggle("away", camera.state !== "running");
+  card.classList.toggle("off", camera.state === "stopped" || camera.state === "ended");
+  reason.textContent = camera.reason ?? "";
+  reason.hidden = !camera.reason;
+  const option = [...byId("look").options].find((option) => option.value === camera.name);
+  option.textContent = `camera ${title}`;
+  option.disabled = camera.state !== "running";
 }
 
 async function showImage(image, path) {
@@ -104,11 +137,7 @@ async function followStatus() {
         model = (await (await call("v1/models")).json()).data[0].id;
         byId("model").textContent = model;
       }
-      for (const camera of (await (await call("v1/cameras")).json()).data) {
-        if (camera.num_frames) live.add(camera.name);
-        const fps = camera.fps ? `, ${camera.fps.toFixed(1)} frames/s` : "";
-        cardOf(camera.name).querySelector(".quiet").textContent = `${camera.state}${fps}`;
-      }
+      showCameras((await (await call("v1/cameras")).json()).data);
     } catch {
       setHealth("not reachable");
     }
@@ -117,6 +146,7 @@ async function followStatus() {
 }
 
 function setHealth(status, reason) {
+  engineReason = reason ?? (status === "not reachable" ? "the server is not reachable" : null);
   const health = byId("health");
   health.textContent = reason ? `${status}: ${reason}` : status;
   health.className = status === "ok" ? "ok" : "bad";
@@ -126,7 +156,7 @@ async function followFrames() {
   for (;;) {
     if (!document.hidden) {
       const frames = [...live].map((name) => showImage(
-        cardOf(name).querySelector("img"), `v1/cameras/${encodeURIComponent(name)}/frame.jpg`));
+        cards.get(name).querySelector("img"), `v1/cameras/${encodeURIComponent(name)}/frame.jpg`));
       await Promise.allSettled(frames);
     }
     await pause(FRAME_EVERY_MS);
@@ -153,13 +183,15 @@ async function followEvents() {
 // While words are looked for, the list shows what was found; what is new goes to the cameras only.
 let wanted = "";
 let searchTimer = null;
-const told = new Set();
+const newest = new Map();
 
 function onEvent(event) {
   // an event is told again whenever its track moves on, the camera's card shows the newest words
-  if (event.description !== null && !told.has(event.id)) {
-    told.add(event.id);
-    cardOf(event.camera).querySelector("p").textContent = event.description;
+  const last = newest.get(event.camera);
+  if (event.description !== null && !(last?.captured_at > event.captured_at)) {
+    newest.set(event.camera, event);
+    const words = cards.get(event.camera)?.querySelector(".words");
+    if (words) words.textContent = event.description;
   }
   if (wanted === "") showEvent(event);
 }
@@ -185,21 +217,48 @@ function showEvent(event) {
   const known = [...rows.children].find((row) => row.dataset.id === event.id);
   const row = known ?? byId("event-row").content.firstElementChild.cloneNode(true);
   row.dataset.id = event.id;
-  const when = new Date(event.captured_at * 1000).toLocaleTimeString();
-  row.querySelector(".quiet").textContent = [when, event.camera, event.label, ...event.zones].join(" · ");
+  row.event = event;
   const text = row.querySelector("p");
   text.textContent = event.description ?? (event.error ? `not described: ${event.error}` : "not described yet");
-  text.classList.toggle("failed", Boolean(event.error));
+  text.classList.toggle("failed", Boolean(event.error) && !whyDropped(event));
   const image = row.querySelector("img");
   if (image.hidden && event.described_at !== null) {
     image.addEventListener("load", () => { image.hidden = false; }, { once: true });
     showImage(image, `v1/events/${encodeURIComponent(event.id)}/snapshot.jpg`).catch(() => {});
   }
-  if (!known) rows.prepend(row);
+  if (!known) {
+    const older = [...rows.children].find((other) => other.event.captured_at <= event.captured_at);
+    rows.insertBefore(row, older ?? null);
+  }
   while (rows.children.length > MAX_ROWS) {
     URL.revokeObjectURL(rows.lastElementChild.querySelector("img").src);
     rows.lastElementChild.remove();
   }
+  fold(rows);
+}
+
+const whyDropped = (event) => /^(replaced|expired|overflow):/.exec(event.error ?? "")?.[1];
+
+// Of events that the queue dropped for one reason, one after the other, one line is shown, which counts them.
+function fold(rows) {
+  let first = null;
+  let folded = [];
+  for (const row of rows.children) {
+    const why = whyDropped(row.event);
+    const isMore = Boolean(first && why) && why === whyDropped(first.event);
+    if (!isMore) [first, folded] = [row, []];
+    folded.push(row.event);
+    row.hidden = isMore;
+    first.querySelector(".quiet").textContent = headOf(folded);
+  }
+}
+
+function headOf(events) {
+  const when = new Date(events[0].captured_at * 1000).toLocaleTimeString();
+  const all = (values) => [...new Set(values)].join(", ");
+  const zones = [...new Set(events.flatMap((event) => event.zones))];
+  const head = [when, all(events.map((event) => event.camera)), all(events.map((event) => event.label)), ...zones];
+  return (events.length > 1 ? [...head, `${events.length} events`] : head).join(" · ");
 }
 
 // -- chat ---------------------------------------------------------------------------------------
@@ -247,6 +306,10 @@ async function ask(question) {
   byId("picked").textContent = "";
   const turn = addTurn("", "theirs");
   const times = [performance.now()];
+  const note = addNote("");
+  const waiting = setInterval(() => {
+    note.textContent = engineReason ? `no answer comes: ${engineReason}` : "";
+  }, 500);
   try {
     await readAnswer(turn, times);
     history.push({ role: "assistant", content: turn.textContent });
@@ -255,8 +318,20 @@ async function ask(question) {
     if (error.name === "AbortError") return;
     turn.classList.add("failed");
     turn.append(turn.textContent ? `\n${error.message}` : error.message);
+  } finally {
+    clearInterval(waiting);
+    note.remove();
   }
   showTimes(times);
+}
+
+function addNote(text) {
+  const line = document.createElement("div");
+  line.className = "times";
+  line.textContent = text;
+  byId("talk").append(line);
+  line.scrollIntoView({ block: "end" });
+  return line;
 }
 
 async function readAnswer(turn, times) {
@@ -284,11 +359,7 @@ function showTimes(times) {
   if (times.length < 2) return;
   const gaps = times.slice(2).map((time, i) => time - times[i + 1]).sort((a, b) => a - b);
   const middle = gaps.length ? `, then every ${gaps[gaps.length >> 1].toFixed(0)} ms` : "";
-  const line = document.createElement("div");
-  line.className = "times";
-  line.textContent = `first text after ${(times[1] - times[0]).toFixed(0)} ms${middle}`;
-  byId("talk").append(line);
-  line.scrollIntoView({ block: "end" });
+  addNote(`first text after ${(times[1] - times[0]).toFixed(0)} ms${middle}`);
 }
 
 async function onSubmit(event) {
@@ -298,7 +369,11 @@ async function onSubmit(event) {
     return;
   }
   const question = byId("question").value.trim();
-  if (!question || model === null) return;
+  if (!question) return;
+  if (model === null) {
+    addTurn(engineReason ?? "the server has not answered yet", "failed");
+    return;
+  }
   byId("question").value = "";
   byId("send").textContent = "Stop";
   asking = new AbortController();
