@@ -23,6 +23,9 @@ ASKED_TTL_S = 30
 MAX_ASKED = 5
 WATCHED_TTL_S = 5
 OUTAGE_PAUSE_S = 1.0
+COMMANDS = ("set", "get", "del", "mget", "exists", "expire", "pttl", "lpop", "rpush", "lrem", "multi", "exec")
+"""What a user of the server needs for the board, besides its keys, which all begin with `KEYS`."""
+KEYS = "appliance:"
 _TIMES = QueueConfig(command_timeout_s=2.0)
 
 _status_decoder = msgspec.json.Decoder(CameraStatus)

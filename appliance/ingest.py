@@ -26,7 +26,8 @@ from appliance.processes import EXIT_UNUSABLE
 from appliance.settings import Settings, SettingsError, from_json
 from appliance.viewing import camera_config
 from queues.config import QueueConfig
-from queues.errors import QueueError, QueueUnavailable
+from queues.connection import CURABLE
+from queues.errors import QueueError
 from queues.producer import JobProducer
 from vision.annotate import encode_jpeg
 from vision.errors import VisionError
@@ -56,7 +57,7 @@ QUEUE_AGAIN_S = 0.5
 class VisionWorker:
     """Runs the configured cameras until stopped; one that fails is tried again beside the others.
 
-    With `stop` it waits for a Redis that is away until that is set; without, it raises `QueueUnavailable`.
+    With `stop` it waits for a Redis that is away or refuses until that is set; else it raises `QueueError`.
     """
 
     def __init__(self, settings: Settings, redis_url: str, stop: threading.Event | None = None) -> None:
@@ -337,7 +338,7 @@ def _open_producer(url: str, config: QueueConfig, stop: threading.Event | None) 
     while True:
         try:
             return JobProducer(url, config)
-        except QueueUnavailable as error:
+        except CURABLE as error:
             # why: a worker that ends here loads its detector again for every try.
             if stop is None or stop.wait(QUEUE_AGAIN_S):
                 raise
@@ -375,9 +376,12 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     except VisionError as error:
         print(f"appliance: {error}", file=sys.stderr)
         sys.exit(EXIT_UNUSABLE)
-    except QueueUnavailable:
+    except CURABLE:
         # why: it waited, and was told to stop meanwhile.
         return
+    except QueueError as error:
+        print(f"appliance: {error}", file=sys.stderr)
+        sys.exit(EXIT_UNUSABLE)
     worker.change(settings)
     threading.Thread(target=_follow_changes, args=(worker,), name="changes", daemon=True).start()
     worker.run(stop)

@@ -69,6 +69,18 @@ def queue_dead(
     show_table(rows, as_json=as_json, nothing="there are no dead letters")
 
 
+@queue.command("acl")
+def queue_acl(config: ConfigOption = None) -> None:
+    """What a Redis user of its own has to be allowed, as `ACL SETUSER vision on >SECRET …` takes it."""
+    with readable_errors():
+        settings = load_given(config, {})
+        from appliance import board
+        from queues import rules
+
+        wanted = [*rules(settings.queue), f"~{board.KEYS}*", *(f"+{command}" for command in board.COMMANDS)]
+    typer.echo(" ".join(dict.fromkeys(wanted)))
+
+
 @queue.command("retry")
 def queue_retry(
     letter: LetterArgument = None,

@@ -24,6 +24,7 @@ from queues.errors import (
     ServerTooOld,
 )
 from queues.outage import Outage
+from queues.permissions import rules
 from queues.producer import JobProducer
 from queues.results import ResultReader
 from queues.types import Delivery, Job, QueueStatus, Result
@@ -54,5 +55,6 @@ __all__ = [
     "connect_async",
     "forget_queue",
     "parse_address",
+    "rules",
     "safe_url",
 ]

@@ -9,6 +9,7 @@ from queues import upkeep
 from queues.config import QueueConfig
 from queues.connection import check_server, connect, translate
 from queues.errors import QueueFull
+from queues.permissions import CHECK, COMMANDS, check_permissions
 from queues.status import parse_status
 from queues.types import QueueStatus
 
@@ -38,6 +39,8 @@ class DeadLetters:
         self._client = connect(url, self.config)
         try:
             check_server(self._ask(lambda: self._client.info("everything")), url)
+            check = self._client.register_script(CHECK)
+            check_permissions(self._ask(lambda: check([], [self.config.stream, *COMMANDS])), url)
         except BaseException:
             self.close()
             raise

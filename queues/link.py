@@ -11,6 +11,7 @@ import redis.asyncio
 from queues.config import QueueConfig
 from queues.connection import CURABLE, check_server, connect_async, connect_reader, translate
 from queues.outage import Outage
+from queues.permissions import CHECK, COMMANDS, check_permissions
 from queues.pipe import Argument, exchange
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class Link:
         """Check the server's version and make the group; raises `QueueUnavailable` or a `ServerError`."""
         try:
             check_server(await self.commands.info("everything"), self._url)
+            check = self.commands.register_script(CHECK)
+            check_permissions(await check([], [self.config.stream, *COMMANDS]), self._url)
             await self._make_group()
         except (redis.RedisError, OSError) as error:
             raise translate(error, self._url) from error

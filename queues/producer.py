@@ -14,6 +14,7 @@ from queues.config import QueueConfig
 from queues.connection import CURABLE, check_server, connect, translate
 from queues.errors import JobTooLarge, QueueFull, QueueUnavailable
 from queues.outage import Outage
+from queues.permissions import CHECK, COMMANDS, check_permissions
 from queues.pipe import Argument, Pipe
 from queues.status import parse_status
 from queues.types import Job, QueueStatus
@@ -42,6 +43,8 @@ class JobProducer:
         self._limits = self._limit_arguments()
         try:
             check_server(self._client.info("everything"), url)
+            check = self._client.register_script(CHECK)
+            check_permissions(check([], [self.config.stream, *COMMANDS]), url)
         except (redis.RedisError, OSError) as error:
             self.close()
             raise translate(error, url) from error

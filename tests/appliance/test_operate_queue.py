@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner, Result
 
+from appliance.board import MAX_ASKED, AskedTooOftenError, BoardReader, BoardWriter
 from appliance.cli import app
-from queues import EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig
+from appliance.jobs import CameraStatus
+from queues import EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig, connect, rules
 
 CONFIG = QueueConfig()
 
@@ -32,6 +34,44 @@ async def _two_letters(server: EmbeddedServer) -> None:
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["queue", *arguments])
+
+
+async def test_a_user_with_what_is_told_may_all_that_the_board_does(server: EmbeddedServer) -> None:
+    """`test_permissions.py` tells the same of the queue."""
+    told = run("acl").stdout.split()
+    url = server.url.replace("unix://", "unix://vision:hush@")
+    with connect(server.url, CONFIG) as client:
+        client.execute_command("ACL", "SETUSER", "vision", "reset", "on", ">hush", *told)
+        client.acl_log_reset()
+        writer, reader = BoardWriter(url), BoardReader(url, ("yard",))
+        writer.write_frame("yard", b"jpeg")
+        writer.write_status(CameraStatus(name="yard", state="running", updated_at=1.0))
+        frame = await reader.frame("yard")
+        assert frame is not None
+        assert frame.jpeg == b"jpeg"
+        assert (await reader.statuses())[0].state == "running"
+        assert await reader.going_on({"event": "yard"}) == {"event"}
+        ids = [await reader.ask("yard") for _ in range(MAX_ASKED)]
+        with pytest.raises(AskedTooOftenError):
+            await reader.ask("yard")
+        assert writer.watched(["yard"]) == {"yard"}
+        assert writer.take_asked(["yard"]) == {"yard": ids[0]}
+        writer.forget_frame("yard")
+        assert await reader.frame("yard") is None
+        writer.close()
+        await reader.close()
+        assert {entry["object"] for entry in client.acl_log()} <= {"client|setinfo"}
+
+
+def test_a_user_who_lacks_something_is_told_what(server: EmbeddedServer) -> None:
+    with connect(server.url, CONFIG) as client:
+        client.execute_command(
+            "ACL", "SETUSER", "vision", "reset", "on", ">hush", *rules(CONFIG), "-rename", "-copy"
+        )
+    result = run("status", "--redis", server.url.replace("unix://", "unix://vision:hush@"))
+    assert result.exit_code == 2
+    assert "lacks what the queue needs: +copy +rename: add it with ACL SETUSER" in result.stderr
+    assert "hush" not in result.stderr
 
 
 @pytest.mark.usefixtures("_two_letters")
