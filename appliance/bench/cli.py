@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -81,8 +81,8 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
     with readable_errors():
         from appliance.bench.errors import BenchError
         from appliance.bench.plan import LoadPlan
-        from appliance.bench.report import check_writable, latency_text, write_json
-        from appliance.bench.sweep import plans_of, run_sweep, sweep_text
+        from appliance.bench.report import check_writable
+        from appliance.bench.sweep import plans_of
 
         base = LoadPlan(
             num_chats=1,
@@ -103,13 +103,24 @@ def latency(  # noqa: PLR0913, PLR0917 - one parameter is one option
         if json:
             check_writable(json)
         with _measuring(url, model, api_key, config, vlm, settings) as measure:
-            for sweep in run_sweep(plans, measure, say):
-                if json:
-                    write_json(json, sweep if len(plans) > 1 else sweep["results"][0])
-        results = sweep["results"]
-        typer.echo(sweep_text(sweep) if len(plans) > 1 else latency_text(results[0]))
+            results = _swept(plans, measure, json)
     if any(result["errors"]["num"] for result in results):
         raise typer.Exit(EXIT_PARTIAL)
+
+
+def _swept(
+    plans: "list[LoadPlan]", measure: "Callable[[LoadPlan], Run]", json: Path | None
+) -> list[dict[str, Any]]:
+    """Measures one plan after the other, writes what is there so far, and tells it at the end."""
+    from appliance.bench.report import latency_text, write_json
+    from appliance.bench.sweep import run_sweep, sweep_text
+
+    for sweep in run_sweep(plans, measure, say):
+        if json:
+            write_json(json, sweep if len(plans) > 1 else sweep["results"][0])
+    results: list[dict[str, Any]] = sweep["results"]
+    typer.echo(sweep_text(sweep) if len(plans) > 1 else latency_text(results[0]))
+    return results
 
 
 @bench.command()

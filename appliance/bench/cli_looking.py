@@ -152,10 +152,9 @@ def explain(  # noqa: PLR0913, PLR0917 - one parameter is one option
     """
     with readable_errors():
         from appliance.bench.errors import BenchError
-        from appliance.bench.explain import Question, explain_run, explain_text
+        from appliance.bench.explain import Question
         from appliance.bench.plan import LoadPlan, parse_size
-        from appliance.bench.report import check_writable, write_json
-        from vlm_engine import EngineConfig
+        from appliance.bench.report import check_writable
 
         refuse_mixed(url, model, config, vlm, settings)
         if picture and not ask:
@@ -175,14 +174,28 @@ def explain(  # noqa: PLR0913, PLR0917 - one parameter is one option
             is_plain=plain,
         )
         own = None if url else settings_of(config, vlm, settings, {"trace_steps": TRACE_STEPS})
-        question = Question(ask, picture, chat_tokens) if ask else None
-        run = _explained_run(own, (url or "", model, api_key), question, plan)
-        engine = own.engine if own else EngineConfig("")
-        targets = itl_ms or engine.chat_itl_ms, ttft_ms or engine.chat_ttft_ms
-        told = explain_run(run.recording, run.result["target"]["engine"], targets, stall_ms)
-        typer.echo(explain_text(told))
-        if json:
-            write_json(json, run.result | {"kind": "explain", "explanation": told})
+        server, question = (url or "", model, api_key), Question(ask, picture, chat_tokens) if ask else None
+        _tell(_explained_run(own, server, question, plan), own, (itl_ms, ttft_ms), stall_ms, json)
+
+
+def _tell(
+    run: "Run",
+    own: "Settings | None",
+    wanted_ms: tuple[float | None, float | None],
+    stall_ms: float,
+    json: Path | None,
+) -> None:
+    """Explains the run by the times that are wanted (to the next token, to the first), else the engine's."""
+    from appliance.bench.explain import explain_run, explain_text
+    from appliance.bench.report import write_json
+    from vlm_engine import EngineConfig
+
+    engine = own.engine if own else EngineConfig("")
+    targets = wanted_ms[0] or engine.chat_itl_ms, wanted_ms[1] or engine.chat_ttft_ms
+    told = explain_run(run.recording, run.result["target"]["engine"], targets, stall_ms)
+    typer.echo(explain_text(told))
+    if json:
+        write_json(json, run.result | {"kind": "explain", "explanation": told})
 
 
 def _explained_run(
