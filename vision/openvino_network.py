@@ -13,7 +13,7 @@ from vision.types import Image
 from vision.ultralytics_quiet import import_ultralytics
 
 BATCHES = (8, 4, 2, 1)
-"""Pictures that are computed together: as many as there are, cut into these."""
+"""Pictures that are computed together: as many as there are, cut into these, the largest first."""
 
 MAX_COMPILED = 16
 """Networks that are kept, each for a number of pictures of one size; the last used ones."""

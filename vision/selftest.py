@@ -1,6 +1,7 @@
 """Is this model fit to be trusted with frames: the checks at load."""
 
 from importlib import import_module
+from itertools import cycle, islice
 from typing import Any
 
 import cv2
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from vision.boxes import overlap
 from vision.errors import ModelBroken
-from vision.openvino_network import OpenVinoNetwork
+from vision.openvino_network import BATCHES, OpenVinoNetwork
 from vision.types import Image
 from vision.ultralytics_quiet import import_ultralytics
 
@@ -49,6 +50,9 @@ def check_model(yolo: Any, options: dict[str, Any], model: str) -> None:
 def check_agreement(original: Any, export: OpenVinoNetwork, options: dict[str, Any]) -> None:
     """See that an export finds what the original finds, in pictures of streets, in noise and in a photograph.
 
+    They have the proportions of most cameras and are looked at in batches of each size, so that an export
+    that passes is ready for those.
+
     Args:
         original: a loaded ultralytics ``Model`` that passed `check_model`.
         export: another of the same weights.
@@ -60,9 +64,10 @@ def check_agreement(original: Any, export: OpenVinoNetwork, options: dict[str, A
     pictures = _pictures_with_content()
     if not export.is_finite(pictures[0]):
         raise ModelBroken("the export computes values that are not numbers (NaN)")
-    found = export.find(pictures, _WEAK, options["iou"], None, options["max_det"])
     expected = original.predict(pictures, **{**options, "conf": _WEAK})
-    for mine, theirs in zip(found, expected, strict=True):
+    shown = list(islice(cycle(pictures), sum(BATCHES)))
+    found = export.find(shown, _WEAK, options["iou"], None, options["max_det"])
+    for mine, theirs in zip(found, cycle(expected), strict=False):
         original_rows = theirs.boxes.data.cpu().numpy()
         for rows, others in ((mine, original_rows), (original_rows, mine)):
             if lost := [row for row in rows if row[4] >= _MUST_AGREE and not _is_among(row, others)]:

@@ -124,17 +124,18 @@ def test_stop_in_every_state_leaves_nothing(behaviour):
     assert set(psutil.Process().children()) <= set(children)
 
 
-def _grown(action: Callable[[], None], num: int) -> tuple[float, int]:
-    """MB and threads that `num` times `action` have added, after some to warm up."""
+def _grown(action: Callable[[], None], num: int) -> tuple[float, int, int]:
+    """MB, threads and open files that `num` times `action` have added, after some to warm up."""
     process = psutil.Process()
     for _ in range(max(20, num // 4)):
         action()
     gc.collect()
-    before, num_threads = process.memory_info().rss, threading.active_count()
+    before, num_threads, num_files = process.memory_info().rss, threading.active_count(), process.num_fds()
     for _ in range(num):
         action()
     gc.collect()
-    return (process.memory_info().rss - before) / 2**20, threading.active_count() - num_threads
+    grown_mb = (process.memory_info().rss - before) / 2**20
+    return grown_mb, threading.active_count() - num_threads, process.num_fds() - num_files
 
 
 def _fail_to_connect(uri: str) -> Callable[[], None]:
@@ -155,10 +156,11 @@ def test_failed_connects_leave_nothing(kind):
         uri = server.url(path="/other") if kind == "404" else server.url()
         if kind == "refused":
             server.kill()
-        grown_mb, num_threads = _grown(_fail_to_connect(uri), LEAK_ROUNDS)
+        grown_mb, num_threads, num_files = _grown(_fail_to_connect(uri), LEAK_ROUNDS)
 
     assert grown_mb < 24
     assert num_threads <= 2
+    assert num_files <= 4
     assert set(psutil.Process().children()) <= set(children)
 
 
@@ -170,10 +172,11 @@ def test_cameras_that_come_and_go_leave_nothing():
             with started(server.url()) as gate:
                 until(lambda: gate.reader.num_read > 0)
 
-        grown_mb, num_threads = _grown(come_and_go, LEAK_ROUNDS // 4)
+        grown_mb, num_threads, num_files = _grown(come_and_go, LEAK_ROUNDS)
 
     assert grown_mb < 24
     assert num_threads <= 2
+    assert num_files <= 4
 
 
 def test_one_bad_camera_touches_no_other_and_no_password_is_told(caplog, capfd, monkeypatch):

@@ -292,16 +292,3 @@ def test_models_for_other_tasks_and_devices_that_are_not_there(untrained_pt: Pat
         Detector(DetectorConfig("yolo26n-cls.yaml"))
     with pytest.raises(DetectorError, match="'gpu'"):
         Detector(DetectorConfig(str(untrained_pt), device="gpu"))
-
-
-def test_memory_stays_flat(untrained_pt: Path) -> None:
-    """V16, in short: detection leaves nothing behind."""
-    resource = pytest.importorskip("resource")
-    detector = Detector(DetectorConfig(str(untrained_pt), imgsz=64))
-    frames = [np.random.default_rng(i).integers(0, 256, (1080, 1920, 3), np.uint8) for i in range(2)]
-    peaks = []
-    for _ in range(3):
-        for _ in range(20):
-            detector.detect(frames)
-        peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    assert peaks[2] - peaks[1] < 12

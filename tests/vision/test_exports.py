@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,8 +36,16 @@ def cache(export_cache: Path) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def fast(cache: Path) -> Detector:
-    return Detector(CONFIG)
+def loaded(cache: Path) -> tuple[Detector, frozenset[openvino_network.Shape]]:
+    """A detector, and for what its network was compiled when it was ready."""
+    detector = Detector(CONFIG)
+    assert detector._network is not None
+    return detector, frozenset(detector._network._compiled)
+
+
+@pytest.fixture(scope="module")
+def fast(loaded: tuple[Detector, object]) -> Detector:
+    return loaded[0]
 
 
 @pytest.fixture
@@ -78,8 +87,8 @@ def test_an_export_finds_what_the_weights_find(fast: Detector) -> None:
 @needs_openvino
 def test_it_finds_what_ultralytics_finds_by_the_same_export(fast: Detector) -> None:
     """Which computes while turns are taken: near the threshold, crowded, of chosen classes, none at all."""
-    by_ultralytics = Detector(CONFIG)
-    by_ultralytics.take_turns(FreeDevice())
+    by_ultralytics, before = copy(fast), fast._options
+    by_ultralytics._network = None
     pictures = [*frames(), np.zeros((256, 448, 3), np.uint8)]
     few, crowd, none = ({"conf": 0.1}, {"conf": 0.001, "iou": 0.95}, {"conf": 0.99})
     for options in (few, crowd, none, few | {"classes": [0, 16]}):
@@ -95,7 +104,23 @@ def test_it_finds_what_ultralytics_finds_by_the_same_export(fast: Detector) -> N
             assert ours.scores[:num] == pytest.approx(theirs.scores[:num], abs=0.02)
             assert ours.class_ids[:num].tolist() == theirs.class_ids[:num].tolist()
             assert ours.boxes[:num] == pytest.approx(theirs.boxes[:num], abs=8)
-    assert all(len(one) == 0 for one in fast.detect(pictures, 0.999))
+    fast._options = before
+    by_ultralytics.take_turns(FreeDevice())
+    assert by_ultralytics._network is None
+    assert len(by_ultralytics.detect(pictures)) == 4
+    by_ultralytics._turns.remove()  # type: ignore[union-attr]
+
+
+@needs_openvino
+@pytest.mark.parametrize("size", [(1920, 1080), (1280, 720), (640, 360)])
+def test_it_is_ready_for_cameras_before_their_first_frame(
+    loaded: tuple[Detector, frozenset[openvino_network.Shape]], size: tuple[int, int]
+) -> None:
+    """V20: nothing is compiled any more for pictures of 16 to 9, however many come at once."""
+    detector, shapes = loaded
+    assert detector._network is not None
+    (seen,) = {picture.shape[:2] for picture in detector._network._boxed(frames(size))}
+    assert {(num, *seen) for num in openvino_network.BATCHES} == shapes
 
 
 @needs_openvino

@@ -1,19 +1,25 @@
 """From frames to observations, with a real model on real pictures."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
+from appliance.settings import BUNDLED_DETECTOR
 from vision.detector import Detector, DetectorConfig
 from vision.errors import UnknownClass
 from vision.pipeline import CameraConfig, FrameResult, Pipeline
+from vision.scenes import SceneStream
 from vision.sources import open_source
 from vision.trigger import TriggerConfig
 from vision.types import Frame, Image, Observation
+
+LEAK_ROUNDS = int(os.environ.get("APPLIANCE_TEST_LEAK_ROUNDS", "20"))
 
 PEOPLE = TriggerConfig(labels=("person",))
 
@@ -130,3 +136,22 @@ def test_one_description_a_visit(yolo26n_320: Detector, media: Path) -> None:
     assert len({observation.track_id for observation in seen}) == len(seen)
     empty = [result for result in results if result.frame.index < 41 or 205 <= result.frame.index < 220]
     assert not any("person" in result.detections.labels for result in empty)
+
+
+def test_memory_and_state_stay_flat(export_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V16: two cameras on a busy street are detected and tracked; with 1,000 leak rounds 10,000 frames."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(export_cache))
+    detector = Detector(DetectorConfig(BUNDLED_DETECTOR, imgsz=320, runtime="auto"))
+    pipeline = Pipeline(detector, [CameraConfig(name, 5) for name in "ab"])
+    street = SceneStream("street", 5, 5.0, (160, 90))
+    pictures = [street.frame(index)[0] for index in range(100)]
+    megabytes, sizes = [], []
+    for index in range(5 * LEAK_ROUNDS):
+        picture = pictures[index % len(pictures)]
+        pipeline.process([Frame(name, index, index / 5, 0.0, picture) for name in "ab"])
+        if index % LEAK_ROUNDS == LEAK_ROUNDS - 1:
+            megabytes.append(psutil.Process().memory_info().rss / 2**20)
+            cameras = pipeline._cameras.values()
+            sizes.append(max(len(camera._tracker._ids) + camera.trigger.num_visits for camera in cameras))
+    assert megabytes[-1] - megabytes[1] < 16
+    assert 0 < sizes[-1] < 100
