@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
 from appliance import __version__
-from appliance.api import ask_views, camera_views, chat, errors, event_views, metrics, trace, views
+from appliance.api import ask_views, camera_views, chat, errors, event_views, health, metrics, trace, views
 from appliance.api.access import AccessGuard, check_binding
 from appliance.api.services import (
     ApiLimits,
@@ -55,7 +55,7 @@ def create_app(
         limits=limits or ApiLimits(),
     )
     errors.install(app)
-    for part in (ask_views, camera_views, chat, event_views, metrics, trace, views):
+    for part in (ask_views, camera_views, chat, event_views, health, metrics, trace, views):
         app.include_router(part.router)
     app.mount("/assets", StaticFiles(directory=views.ASSETS), name="assets")
     app.add_middleware(AccessGuard, settings=settings)

@@ -43,7 +43,7 @@ def reason_of(status: CameraStatus, changes: CameraChanges | None) -> str | None
 
 
 def _why_quiet(status: CameraStatus) -> str | None:
-    if not status.updated_at:
+    if status.state == "connecting" and not status.updated_at:
         return "the vision worker has told nothing of it yet: it is starting, or the queue is away"
     quiet = {
         "stopped": 'it is paused: set "enabled": true',

@@ -22,6 +22,7 @@ from appliance.images import ImageLimits
 from appliance.jobs import CameraStatus
 from appliance.metrics import CameraTotals
 from appliance.model_names import shown_model_name
+from appliance.outputs.outbox import OutputStatus
 from queues.errors import QueueError
 from queues.types import QueueStatus
 from vlm_engine import EngineStats, EngineStopped, GenerationRequest, StepTrace, TokenEvent
@@ -217,6 +218,10 @@ class Services:
     async def cameras_now(self) -> Sequence[CameraStatus] | None:
         """The cameras' states; None when they are not known within 2 s."""
         return await self._within_time(self.cameras.statuses(), "cameras")
+
+    async def outputs_now(self) -> Mapping[str, OutputStatus] | None:
+        """How outputs stand, by name; None when the events' file does not tell within 2 s."""
+        return await self._within_time(asyncio.to_thread(self.events.outbox.statuses), "outputs")
 
     async def _within_time(self, answer: Awaitable[T], what: str) -> T | None:
         """The answer, or None: who asks for the state must be told, not break with what is broken."""

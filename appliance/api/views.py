@@ -1,19 +1,15 @@
-"""What can be looked at: models, health, cameras, and the status page."""
+"""What can be looked at: models, cameras, and the status page."""
 
-import asyncio
-from dataclasses import asdict
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, Response
 from starlette.requests import Request
 
 from appliance.api.camera_bodies import camera_body
 from appliance.api.errors import not_found
 from appliance.api.services import Services, services_of
-from appliance.describe_books import DescribeStats
 
 ASSETS = Path(__file__).parent.parent / "assets"
 # why: the page shows what a model wrote about what a camera saw; nothing of that may ever run
@@ -48,26 +44,6 @@ async def get_model(request: Request, name: str) -> dict[str, Any]:
     return _model(name, services)
 
 
-@router.get("/health")
-async def get_health(request: Request) -> Response:
-    """200 when the engine answers, else 503 with the reason; queue and cameras are told, but do not decide.
-
-    Whoever has no API key where one is needed gets the status only.
-    """
-    services = services_of(request)
-    reason = services.engine.unhealthy_reason
-    queue, cameras = await asyncio.gather(_queue_health(services), _camera_health(services))
-    is_degraded = "error" in queue or "error" in cameras
-    status = "unhealthy" if reason else "degraded" if is_degraded else "ok"
-    health: dict[str, Any] = {"status": status}
-    if request.scope["state"]["is_trusted"]:
-        health |= {"engine": _engine_health(services, reason), "queue": queue, "cameras": cameras}
-        if services.describe_stats is not None:
-            health["describe"] = _describe_health(services.describe_stats())
-    code = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
-    return JSONResponse(health, code, _NO_STORE)
-
-
 @router.get("/v1/cameras")
 async def list_cameras(request: Request) -> dict[str, Any]:
     """How every camera is doing, in the order of the settings, without its address."""
@@ -98,43 +74,3 @@ def _model(name: str, services: Services) -> dict[str, Any]:
         "owned_by": "vision-appliance",
         "root": services.model_names[0],
     }
-
-
-async def _queue_health(services: Services) -> dict[str, Any]:
-    if services.queue_status is None:
-        return {"status": "none"}
-    status = await services.queue_now()
-    # why: the commands that an operator types find the embedded server by it; only our own user may connect.
-    embedded = {"embedded_url": services.embedded_url} if services.embedded_url else {}
-    if status is None:
-        return embedded | {"error": services.problems["queue"]}
-    problem = {"error": f"takes no jobs: {status.refusal}"} if status.refusal else {"status": "ok"}
-    return embedded | problem | asdict(status)
-
-
-async def _camera_health(services: Services) -> dict[str, Any]:
-    statuses = await services.cameras_now()
-    return {"error": "unknown"} if statuses is None else {status.name: status.state for status in statuses}
-
-
-def _describe_health(stats: DescribeStats) -> dict[str, Any]:
-    return {
-        "level": stats.level,
-        "max_level": stats.max_level,
-        "rung": stats.rung,
-        "wait_s": round(stats.wait_s, 2),
-    }
-
-
-def _engine_health(services: Services, reason: str | None) -> dict[str, Any]:
-    health: dict[str, Any] = {"status": "unhealthy" if reason else "ok", "model": services.model_names[0]}
-    if reason:
-        health["reason"] = reason
-    stats = services.engine_stats()
-    if stats is not None:
-        health |= {
-            "num_running": stats.num_running,
-            "num_waiting": stats.num_waiting,
-            "kv_cache_usage": round(stats.kv_cache_usage, 3),
-        }
-    return health

@@ -132,7 +132,7 @@ async function followStatus() {
   for (;;) {
     try {
       const health = await (await call("health")).json();
-      setHealth(health.status, health.engine?.reason);
+      setHealth(health.status, health.engine?.reason, health.reasons);
       if (model === null) {
         model = (await (await call("v1/models")).json()).data[0].id;
         byId("model").textContent = model;
@@ -145,10 +145,12 @@ async function followStatus() {
   }
 }
 
-function setHealth(status, reason) {
+function setHealth(status, reason, reasons = []) {
   engineReason = reason ?? (status === "not reachable" ? "the server is not reachable" : null);
   const health = byId("health");
-  health.textContent = reason ? `${status}: ${reason}` : status;
+  const told = reason ?? (status === "ok" ? null : reasons[0]);
+  health.textContent = told ? `${status}: ${told}` : status;
+  health.title = reasons.join("\n");
   health.className = status === "ok" ? "ok" : "bad";
 }
 

@@ -1,5 +1,6 @@
 """Models, health, cameras, the page, and errors of the server itself."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from appliance.jobs import CameraStatus
 from queues.errors import QueueUnavailable
 from queues.types import QueueStatus
 from tests.appliance.api.serving import MODEL, Running, Servers
+from tests.appliance.descriptions import description
 
 CLOSED = "the engine is not running"
 
@@ -124,6 +126,7 @@ def test_health(http: httpx.Client) -> None:
     assert reply.status_code == 200
     assert reply.json() == {
         "status": "ok",
+        "reasons": ["camera yard is stalled: its source refused"],
         "engine": {
             "status": "ok",
             "model": MODEL,
@@ -133,6 +136,7 @@ def test_health(http: httpx.Client) -> None:
         },
         "queue": {"status": "none"},
         "cameras": {"street": "running", "yard": "stalled"},
+        "outputs": {},
         "describe": {"level": 2, "max_level": 6, "rung": "picture", "wait_s": 1.23},
     }
 
@@ -171,6 +175,22 @@ async def no_queue() -> QueueStatus:
 
 async def broken_queue() -> QueueStatus:
     raise OSError("redis://john.doe:p@ss@10.0.0.1 refused")
+
+
+def test_health_says_why_and_what_to_do(servers: Servers) -> None:
+    """A sentence for each part that is not well, and none of an address."""
+    running = servers.start(queue_status=a_full_queue)
+    running.events.outbox.connect({"hook": lambda kind, body: True})
+    running.events.add(description("1"))
+    running.events.outbox.give_up("hook", math.inf, "410 Gone")
+    health = httpx.get(f"{running.url}/health").json()
+    servers.stop(running)
+    assert health["reasons"] == [
+        "queue: takes no jobs: OOM command not allowed: see that its Redis runs (redis.url)",
+        "camera yard is stalled: its source refused",
+        "output hook: 1 messages were given up: see 'appliance outputs dead'",
+    ]
+    assert health["outputs"]["hook"]["num_dead"] == 1
 
 
 def test_health_with_a_queue(servers: Servers) -> None:
