@@ -56,10 +56,15 @@ def _bundled_binary() -> Path:
 
 
 def _new_folder() -> Path:
-    folder = tempfile.mkdtemp(prefix="queue-")
-    if len(folder) > _LONGEST_SOCKET_PATH:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="queue-", dir="/tmp")
+    try:
+        folder = tempfile.mkdtemp(prefix="queue-")
+        if len(folder) > _LONGEST_SOCKET_PATH:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="queue-", dir="/tmp")
+    except OSError as error:
+        raise ServerStartFailed(
+            f"no folder for the embedded server can be made ({error}): make room, or name another in TMPDIR"
+        ) from error
     return Path(folder)
 
 
@@ -143,6 +148,14 @@ class EmbeddedServer:
         return ["/bin/sh", "-c", _WATCHDOG, "queue-watchdog", str(self._folder), str(self._binary), *flags]
 
     def _start(self) -> None:
+        try:
+            self._launch()
+        except OSError as error:
+            raise ServerStartFailed(f"{self._binary} cannot be started in {self._folder}: {error}") from error
+        assert self._process is not None
+        self._wait_until_ready(self._process)
+
+    def _launch(self) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         # why: a session of its own, so that Ctrl-C in a terminal does not end the server before its clients.
         with self._log.open("ab") as log:
@@ -154,7 +167,6 @@ class EmbeddedServer:
                 start_new_session=True,
                 env=_ALLOCATOR | os.environ,
             )
-        self._wait_until_ready(self._process)
 
     def _wait_until_ready(self, process: "subprocess.Popen[bytes]") -> None:
         deadline = time.monotonic() + self._timeout_s

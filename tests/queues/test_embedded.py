@@ -128,3 +128,21 @@ def test_a_long_temporary_folder_is_avoided(tmp_path: Path, monkeypatch: pytest.
     with EmbeddedServer() as server:
         assert server.is_running
     assert not list(long.iterdir())
+
+
+def test_no_place_for_it_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(ServerStartFailed, match="make room, or name another in TMPDIR"):
+        EmbeddedServer()
+
+
+def test_no_room_for_its_log_is_a_clear_error() -> None:
+    with EmbeddedServer() as server:
+        kill_server(server)
+        folder = server._folder
+        (folder / "server.log").unlink()
+        (folder / "server.log").mkdir()
+        with pytest.raises(ServerStartFailed, match="cannot be started in"):
+            server.ensure_running()
+        (folder / "server.log").rmdir()
+        assert server.ensure_running()
