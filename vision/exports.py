@@ -73,7 +73,8 @@ def exported(native: Any, options: dict[str, Any], model: str) -> Export:
     """Return the network of a `.pt` as an OpenVINO export.
 
     It is taken from the user's cache, or made; where that cannot be written it is made for this once. What
-    does not load, or disagrees with the original, is not kept. Nothing is installed or downloaded.
+    does not load, or disagrees with the original, is not kept but made again. Nothing is installed or
+    downloaded.
 
     Args:
         native: ultralytics' ``Model`` of the `.pt`, with its predictor set up.
@@ -84,13 +85,25 @@ def exported(native: Any, options: dict[str, Any], model: str) -> Export:
         ModelBroken: the export does not find what the original finds.
         Exception: whatever the converter, the runtime or the file system raise.
     """
+    imgsz = native.predictor.args.imgsz
+    is_end2end = bool(native.predictor.model.end2end)
+    kept = _user_cache() / _name(Path(model), imgsz, is_end2end)
+    if kept.is_dir():
+        try:
+            return _loaded(native, options, kept, Path(model))
+        except Exception as error:
+            log.warning("the detector's export %s cannot be used and is made again: %r", kept, error)
+    return _loaded(native, options, kept, Path(model))
+
+
+def _loaded(native: Any, options: dict[str, Any], kept: Path, weights: Path) -> Export:
     import torch
 
     imgsz = native.predictor.args.imgsz
     is_end2end = bool(native.predictor.model.end2end)
     # why: where there is a GPU of Intel's too, ultralytics would leave the choice to OpenVINO
     of_export = {**options, "imgsz": imgsz, "device": "intel:cpu"}
-    with _export_of(Path(model), imgsz, is_end2end) as folder:
+    with _export_of(weights, kept, imgsz, is_end2end) as folder:
         yolo = import_ultralytics().YOLO(str(folder), task=native.task)
         network = OpenVinoNetwork(folder, _info(native, is_end2end))
         check_agreement(native, network, options)
@@ -110,9 +123,8 @@ def _info(native: Any, is_end2end: bool) -> NetworkInfo:
 
 
 @contextmanager
-def _export_of(weights: Path, imgsz: int | list[int], is_end2end: bool) -> Iterator[Path]:
-    """The folder of the export; it must be loaded before this ends."""
-    kept = _user_cache() / _name(weights, imgsz, is_end2end)
+def _export_of(weights: Path, kept: Path, imgsz: int | list[int], is_end2end: bool) -> Iterator[Path]:
+    """The folder of the export, `kept` if that can be; it must be loaded before this ends."""
     with ExitStack() as stack:
         if not kept.is_dir():
             place = _writable(kept.parent)

@@ -164,6 +164,10 @@ def broken(kept: Path) -> None:
     next(kept.glob("*.bin")).write_bytes(b"")
 
 
+def half_written(kept: Path) -> None:
+    next(kept.glob("*.xml")).unlink()
+
+
 def of_other_weights(kept: Path) -> None:
     """All weights are a little less than they were."""
     weights = next(kept.glob("*.bin"))
@@ -172,8 +176,8 @@ def of_other_weights(kept: Path) -> None:
 
 
 @needs_openvino
-@pytest.mark.parametrize("damage", [broken, of_other_weights])
-def test_what_is_damaged_is_not_believed_and_not_kept(
+@pytest.mark.parametrize("damage", [broken, half_written, of_other_weights])
+def test_what_is_damaged_is_not_believed_and_made_again(
     fast: Detector,
     cache: Path,
     damage: Callable[[Path], None],
@@ -185,6 +189,27 @@ def test_what_is_damaged_is_not_believed_and_not_kept(
     copied = tmp_path / "vision-appliance" / "detectors"
     shutil.copytree(cache, copied)
     damage(next(copied.iterdir()))
+    with caplog.at_level(logging.WARNING, "vision"):
+        assert Detector(AUTO).runtime == "openvino"
+    (record,) = caplog.records
+    (kept,) = copied.iterdir()
+    assert f"{kept} cannot be used and is made again" in record.getMessage()
+    assert all(path.stat().st_size for path in (*kept.glob("*.xml"), *kept.glob("*.bin")))
+
+
+@needs_openvino
+def test_what_cannot_be_made_again_is_not_kept_either(
+    fast: Detector,
+    cache: Path,
+    no_exports: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    copied = tmp_path / "vision-appliance" / "detectors"
+    shutil.copytree(cache, copied)
+    broken(next(copied.iterdir()))
     with caplog.at_level(logging.WARNING, "vision.detector"):
         assert Detector(AUTO).runtime == "pt"
     assert "stays with torch" in caplog.text
