@@ -1,7 +1,7 @@
 """A look at whole settings before anything is started with them: files, addresses, names, what fits together.
 
 `appliance config check` tells all of it, and what `serve` would meet minutes later ends its start at once.
-Neither torch nor ultralytics is imported, and nothing is connected to.
+Ultralytics is not imported, torch only where a device is named that it alone knows; nothing is connected to.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from appliance.device_check import check_detector_device, check_engine_device
 from appliance.findings import Finding
 from appliance.model_check import check_demo_models, check_detector, check_engine
 from appliance.settings import Settings, SettingsError, read_settings
@@ -108,12 +109,13 @@ def check_sources(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"cameras.{name}.source", str(error))
 
 
-CAMERA_CHECKS: tuple[Check, ...] = (check_detector, check_sources)
+CAMERA_CHECKS: tuple[Check, ...] = (check_detector, check_detector_device, check_sources)
 """What a vision worker meets."""
 
 ALL_CHECKS: tuple[Check, ...] = (
     *CAMERA_CHECKS,
     check_engine,
+    check_engine_device,
     check_server,
     check_storage,
     check_outputs,

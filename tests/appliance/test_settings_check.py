@@ -41,7 +41,9 @@ def test_the_shipped_settings_are_fine() -> None:
         _, lines, found = look_at(path, {}, ALL_CHECKS)
 
         assert lines == []
-        assert {one.weight for one in found} <= {"unchecked"}, path
+        # why: some are for a GPU, which need not be here
+        others = [one for one in found if "torch finds no CUDA device" not in one.text]
+        assert {one.weight for one in others} <= {"unchecked"}, path
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,9 @@ def test_classes_that_cannot_be_known_before(box: Path) -> None:
         ({"detector": {"model": "none.pt"}}, "detector.model", "none.pt: nothing is downloaded"),
         ({"detector": {"model": "x.engine"}}, "detector.model", "needs the package tensorrt"),
         ({"detector": {"runtime": "openvino", "device": "cuda"}}, "detector.runtime", "computes on cuda"),
+        ({"engine": {"device": "gpu"}}, "engine.device", "use auto, cpu or cuda"),
+        ({"engine": {"device": "cuda:99"}}, "engine.device", "CUDA device"),
+        ({"detector": {"device": "cuda:99"}}, "detector.device", "CUDA device"),
         ({"engine": {"model": "./none"}}, "engine.model", "there is no folder"),
         ({"engine": {"model": "empty"}}, "engine.model", "has no config.json"),
         ({"engine": {"model": "a/b/c"}}, "engine.model", "no hub name can be so"),
