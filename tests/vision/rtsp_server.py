@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -102,7 +103,7 @@ class RtspServer:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
-        for client in self._clients:
+        for client in list(self._clients):
             _hang_up(client)
         self._clients.clear()
 
@@ -122,6 +123,9 @@ class RtspServer:
                 session.run()
         except (OSError, EOFError):
             return
+        finally:
+            with suppress(ValueError):
+                self._clients.remove(client)
 
 
 class Deaf:
