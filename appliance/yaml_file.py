@@ -37,5 +37,5 @@ def parse_yaml(text: str) -> Any:
         for mark in (error.context_mark, error.problem_mark):
             # why: the line may hold a password
             if mark is not None:
-                mark.buffer = None
+                mark.buffer, mark.name = None, "the file"
         raise

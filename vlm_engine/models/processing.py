@@ -63,6 +63,8 @@ class ProcessorCall:
                     text=[rendered.text],
                     images=[image for image, _ in images] or None,
                     return_tensors="pt",
+                    # why: a prompt that is too long is refused, in words of our own
+                    verbose=False,
                     **self._video_arguments(clips),
                     **options,
                 )

@@ -48,7 +48,7 @@ class TextPrompts:
                 raise ImageRejected(f"this model reads no {part['type']}s", field=field)
         rendered = self._user_text.render([_joined(message) for message in messages])
         # why: the template writes the special tokens, so the tokenizer must add none
-        ids = self.tokenizer(rendered.text, add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer(rendered.text, add_special_tokens=False, verbose=False)["input_ids"]
         ids = self._user_text.restored(list(ids), rendered)
         return PreparedPrompt(ids, torch.arange(len(ids))[None], 0, (), ())
 

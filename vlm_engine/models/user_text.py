@@ -88,7 +88,9 @@ class UserText:
         if not any(mark in text for mark in marks):
             return token_ids
         text = text.translate(str.maketrans(dict(marks)))
-        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)[
+            "input_ids"
+        ]
         if self._special_ids.intersection(ids):
             raise RequestError("text must not contain the model's special tokens", field="messages")
         return list(ids)
