@@ -283,11 +283,13 @@ class EngineProcess:
             self._streams.end_all(self._reason)
             if self._stats is not None:
                 self._stats = self._stats.ended()
-            failures = 0 if time.monotonic() - started_s > STABLE_AFTER_S else failures
+            ended_s = time.monotonic()
+            failures = 0 if ended_s - started_s > STABLE_AFTER_S else failures
             while self._reason is not None:
                 await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
                 failures += 1
                 await self._relaunch()
+            log.info("the engine is up again after %.1f s", time.monotonic() - ended_s)
 
     async def _relaunch(self) -> None:
         await self._end_process()

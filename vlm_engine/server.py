@@ -151,7 +151,7 @@ class EngineServer:
 
 def main() -> None:
     """Read `wire.Start` from standard input, load the model, serve."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end)
     start = msgspec.json.decode(sys.stdin.buffer.read(), type=wire.Start)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.PAIR)
@@ -178,7 +178,14 @@ def main() -> None:
             engine.close()
             keep_costs(engine)
     finally:
+        # why: what the interpreter does at its end is to be interrupted by nothing
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         context.destroy(linger=1000)
+
+
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _open_gate(start: wire.Start, engine: Engine) -> GateServer | None:

@@ -8,18 +8,20 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from tests.vlm_engine.test_async_engine import assert_closing_ends_streams, collect, config_of, until
 from tests.vlm_engine.test_engine import ask, picture
-from vlm_engine import EngineProcess, EngineStopped
+from vlm_engine import EngineConfig, EngineProcess, EngineStopped, wire
 
 START_S = 200.0
 """Generous: a loaded machine loads torch in a new process."""
@@ -46,8 +48,26 @@ async def test_a_process_tells_what_it_is_doing(
     assert measuring.startswith("measuring what steps take")
 
 
-async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_checkpoint: Path) -> None:
+def test_a_signal_in_the_last_moments_is_not_heard(tmp_path: Path) -> None:
+    """The parent asks a process to end that has just told why it cannot begin."""
+    start = wire.Start(
+        EngineConfig(model=str(tmp_path / "none"), device="cpu"), f"ipc://{tmp_path}/none", None
+    )
+    code = (
+        "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM)); "
+        "from vlm_engine.server import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], input=msgspec.json.encode(start), capture_output=True, timeout=START_S
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+async def test_a_killed_process_ends_its_streams_and_is_started_again(
+    qwen3_vl_checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A7, E25: health says so while it happens, and no count falls."""
+    caplog.set_level(logging.INFO, "vlm_engine.client")
     async with started(EngineProcess(config_of(qwen3_vl_checkpoint))) as engine:
         wanted = await collect(engine, "before", picture(), "hello")
         await until(lambda: engine.stats().classes["interactive"].finished.get("length") == 1)
@@ -63,6 +83,7 @@ async def test_a_killed_process_ends_its_streams_and_is_started_again(qwen3_vl_c
         with pytest.raises(EngineStopped, match="being started again"):
             await collect(engine, "y", "hello")
         await until(lambda: engine.is_healthy, START_S)
+        await until(lambda: re.search(r"the engine is up again after \d+\.\d s", caplog.text))
         restarted = engine.stats()
         assert restarted.num_restarts == 1
         assert restarted.num_steps >= before.num_steps > 0
