@@ -57,8 +57,9 @@ def test_a_signal_in_the_last_moments_is_not_heard(tmp_path: Path) -> None:
         "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM)); "
         "from vlm_engine.server import main; main()"
     )
+    payload = msgspec.json.encode(start)
     ended = subprocess.run(
-        [sys.executable, "-c", code], input=msgspec.json.encode(start), capture_output=True, timeout=START_S
+        [sys.executable, "-c", code], input=payload, capture_output=True, timeout=START_S, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
 
