@@ -92,7 +92,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
     sources: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE...", help="Videos, images, folders of either, or synthetic://street?frames=100."
+            metavar="SOURCE...",
+            help="Videos, images, folders of either, drawn scenes as synthetic://street?frames=100.",
         ),
     ],
     config: ConfigOption = None,
@@ -101,7 +102,10 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter is one option
     cooldown: CooldownOption = None,
     camera: Annotated[
         str | None,
-        typer.Option(help="Look at it as this camera of the settings does: its zones, filters, triggers."),
+        typer.Option(
+            help="Look at it as this camera of the settings does: its zones, filters, triggers, prompt. "
+            "Lines and files keep the recording's name."
+        ),
     ] = None,
     speed: Annotated[Speed, typer.Option(help="max, or 1x for the speed of the recording.")] = Speed.MAX,
     detector: DetectorOption = None,

@@ -107,11 +107,8 @@ def show_values(values: Mapping[str, Any], *, as_json: bool) -> None:
         typer.echo(json.dumps(values))
         return
     for name, value in values.items():
-        items = (
-            {f"{name}.{key}": item for key, item in value.items()}
-            if isinstance(value, dict)
-            else {name: value}
-        )
+        is_table = isinstance(value, dict) and value
+        items = {f"{name}.{key}": item for key, item in value.items()} if is_table else {name: value}
         for key, item in items.items():
             typer.echo(f"{key}: {_shown(item)}")
 
@@ -161,4 +158,6 @@ def _number(letter: str | None, every: bool) -> int | None:
 
 
 def _shown(value: Any) -> str:
+    if value is None or value == {}:
+        return "none"
     return f"{value:.1f}" if isinstance(value, float) else " ".join(str(value).split())

@@ -78,6 +78,11 @@ def readable_line(description: Description) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts, in the singular for one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _open(path: Path) -> IO[bytes]:
     with suppress(FileExistsError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from appliance.observing import make_job
 from appliance.recordings import Recording
 from appliance.settings import Settings
+from appliance.view_settings import ViewSettings
 from appliance.viewing import camera_config
 from queues.connection import CURABLE
 from queues.errors import JobTooLarge
@@ -91,7 +92,7 @@ class Player:
             source.close()
 
     def _play_source(self, recording: Recording, source: FrameSource) -> None:
-        view = self._settings.view_of(self._as_camera or recording.name)
+        view = self._view(recording)
         camera = camera_config(
             self._settings,
             self._detector,
@@ -124,6 +125,11 @@ class Player:
                         view=view,
                     )
                 )
+
+    def _view(self, recording: Recording) -> ViewSettings:
+        view = self._settings.view_of(self._as_camera or recording.name)
+        # why: the model is asked as of that camera; the frames bear the recording's name.
+        return view.model_copy(update={"friendly_name": view.friendly_name or self._as_camera})
 
     def _put(self, job: Job) -> None:
         """Queues a job, waiting as long as it takes for room, and for a server that is away."""

@@ -21,7 +21,7 @@ VIDEO_SUFFIXES = frozenset(
 class Recording:
     """One source to play: `uri` as `vision.open_source` takes it, under a name of its own.
 
-    `num_frames` is what the file claims, None when it is unknown or endless. Whoever opens it gets its frames
+    `num_frames` is what the file claims, None when it is unknown. Whoever opens it gets its frames
     as `options` say, painted over where they are masked.
     """
 
@@ -41,7 +41,7 @@ class Recording:
 def find_recordings(sources: Sequence[str]) -> list[Recording]:
     """Every video and picture that the `sources` mean, each opened once to see that it can be.
 
-    Raises a `vision.errors.SourceError` for the first that cannot.
+    Raises a `vision.errors.SourceError` for the first that cannot, or that is live or has no end.
     """
     found: list[Recording] = []
     for uri in (uri for source in sources for uri in _expand(source)):
@@ -53,10 +53,21 @@ def find_recordings(sources: Sequence[str]) -> list[Recording]:
         name = _unused_name(_plain_name(uri), {recording.name for recording in found})
         source = open_source(uri, camera=name)
         try:
+            _check_length(uri, source)
             found.append(Recording(name, uri, source.is_video, source.num_frames))
         finally:
             source.close()
     return found
+
+
+def _check_length(uri: str, source: FrameSource) -> None:
+    if not uri.startswith("synthetic:"):
+        return
+    if source.is_live:
+        raise SourceUnsupported(f"{uri} leaves out frames as a live camera does: leave out live=1 in replay")
+    if source.num_frames is None:
+        example = f"{uri}{'&' if '?' in uri else '?'}frames=100"
+        raise SourceUnsupported(f"{uri} has no end: say how many frames are played, as in {example}")
 
 
 def _expand(source: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ from appliance.describer import Describer
 from appliance.display import Display
 from appliance.jobs import Description, decode_description
 from appliance.loading import load_engine
-from appliance.output import DescriptionWriter
+from appliance.output import DescriptionWriter, counted
 from appliance.player import Player
 from appliance.read_files import ReadFiles
 from appliance.recordings import Recording
@@ -235,10 +235,10 @@ class Replay:
         num_failed = counts.num_jobs - num_described
         where = f"stopped in {counts.recording.name}: " if is_stopped and counts.recording else ""
         self._display.say(
-            f"{where}{counts.num_frames} frames, {counts.num_detections} detections, "
-            f"{num_described} descriptions"
+            f"{where}{counted(counts.num_frames, 'frame')}, {counted(counts.num_detections, 'detection')}, "
+            f"{counted(num_described, 'description')}"
             + (f", {num_failed} {'not described' if is_stopped else 'failed'}" if num_failed else "")
-            + (f", {counts.num_lost} damaged frames left out" if counts.num_lost else "")
+            + (f", {counted(counts.num_lost, 'damaged frame')} left out" if counts.num_lost else "")
         )
         return num_failed + len(counts.failures)
 

@@ -96,7 +96,7 @@ def _open(uri: str, camera: str, options: SourceOptions) -> FrameSource:
         return SyntheticSource.from_uri(uri, camera)
     # why: only the scheme is named, for the rest may hold a password
     raise SourceUnsupported(
-        f"camera {camera!r}: sources of kind {scheme}:// are not supported; "
+        f"sources of kind {scheme}:// are not supported; "
         "give rtsp://, http(s)://, rtmp://, a video file, a picture, a folder of pictures, /dev/video0 "
         "or synthetic://street"
     )
@@ -109,7 +109,7 @@ def _open_path(path: Path, camera: str) -> FrameSource:
     if path.is_dir():
         return Stills.in_folder(path, camera)
     if not path.exists():
-        raise SourceNotFound(f"no file or folder {path}: check the path of camera {camera!r}")
+        raise SourceNotFound(f"no file or folder {path}: check the path")
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return Stills((path,), camera)
     return VideoFile(path, camera)

@@ -62,7 +62,7 @@ def test_help_tells_every_command_and_option():
     ("arguments", "line"),
     [
         (["--config", "none.yaml", "a.mp4"], "none.yaml: no such file: check --config"),
-        (["none.mp4"], "no file or folder none.mp4: check the path of camera 'none'"),
+        (["none.mp4"], "no file or folder none.mp4: check the path"),
     ],
 )
 def test_a_mistake_is_said_before_anything_heavy_is_loaded(arguments, line):
@@ -225,7 +225,7 @@ def test_chat_with_two_pictures_or_none(tmp_path):
 def test_ctrl_c_ends_a_replay_with_130_and_keeps_what_was_written(qwen3_vl_checkpoint, tmp_path):
     output = tmp_path / "out.jsonl"
     arguments = ("--vlm", str(qwen3_vl_checkpoint), "--cooldown", "0", "--output", str(output))
-    with running(tmp_path, "replay", "synthetic://street?seed=3&fps=5", *arguments) as command:
+    with running(tmp_path, "replay", "synthetic://street?seed=3&fps=5&frames=100000", *arguments) as command:
         until(lambda: output.exists() and output.stat().st_size > 0, START_S)
         started_at = time.monotonic()
 

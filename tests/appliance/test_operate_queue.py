@@ -97,6 +97,14 @@ def test_letters_are_told_put_back_and_dropped(server: EmbeddedServer) -> None:
     assert "dropped.dead: 2\n" in run("status", *there).stdout
 
 
+def test_a_status_for_people_has_what_the_one_for_programs_has() -> None:
+    with EmbeddedServer() as server:
+        programs = json.loads(run("status", "--json", "--redis", server.url).stdout)
+        people = run("status", "--redis", server.url).stdout.splitlines()
+    assert [line.split(":")[0] for line in people] == list(programs)
+    assert {"dropped: none", "waiting: none", "refusal: none"} <= set(people)
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

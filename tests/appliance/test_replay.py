@@ -255,7 +255,7 @@ def test_a_recording_is_looked_at_as_a_camera_is(settings, tmp_path):
         "detect": {"fps": 2.5},
         "zones": {"ground": {"coordinates": lower, "inertia": 2, "objects": "person"}},
         "privacy": {"mask": [lower.replace("0.5", "0.9")]},
-        "describe": {"triggers": ["zone_entry"], "cooldown_s": 0},
+        "describe": {"triggers": ["zone_entry"], "cooldown_s": 0, "prompt": "Who is at {camera}?"},
     }
     seen = changed(settings, "cameras", gate=camera)
 
@@ -265,6 +265,9 @@ def test_a_recording_is_looked_at_as_a_camera_is(settings, tmp_path):
     assert [line["frame_index"] for line in fast] == [line["frame_index"] for line in lines]
     assert {(line["reason"], line["label"]) for line in lines} == {("zone_entry:ground", "person")}
     assert all(line["frame_index"] % 2 == 0 and line["zones"] == ["ground"] for line in lines)
+    assert {(line["camera"], line["prompt"].partition("?")[0]) for line in lines} == {
+        ("street", "Who is at gate")
+    }
     assert all("zones" in detection for line in lines for detection in line["detections"])
     for path in (tmp_path / "saved").glob("*.jpg"):
         with Image.open(path) as snapshot:
@@ -300,6 +303,12 @@ def test_an_engine_that_dies_ends_the_run(settings, tmp_path, monkeypatch):
         play(settings, tmp_path, STREET)
 
 
+def test_what_there_is_one_of_is_told_in_the_singular(settings, tmp_path, capsys):
+    play(settings, tmp_path, STREET.replace("frames=60", "frames=1"))
+
+    assert "1 frame, " in capsys.readouterr().err
+
+
 def test_what_is_asked_for_is_found_before_anything_is_loaded(tmp_path):
     with pytest.raises(SourceNotFound, match=r"no file or folder .*none\.mp4"):
         find_recordings([STREET, str(tmp_path / "none.mp4")])
@@ -307,10 +316,17 @@ def test_what_is_asked_for_is_found_before_anything_is_loaded(tmp_path):
         find_recordings([str(tmp_path)])
     with pytest.raises(SourceUnsupported, match="rtsp://"):
         find_recordings(["rtsp://user:secret@host/1"])
+    for scene in ("synthetic://yard", "synthetic://yard?seed=7"):
+        with pytest.raises(SourceUnsupported, match=r"has no end: .*frames=100") as caught:
+            find_recordings([scene])
+        (recording,) = find_recordings([str(caught.value).rsplit(" ", 1)[-1]])
+        assert recording.num_frames == 100
+    with pytest.raises(SourceUnsupported, match="leave out live=1"):
+        find_recordings([f"{STREET}&live=1"])
 
 
 def test_sources_of_one_name_get_names_of_their_own():
-    names = [recording.name for recording in find_recordings([STREET, STREET, "synthetic://yard"])]
+    names = [recording.name for recording in find_recordings([STREET, STREET, "synthetic://yard?frames=9"])]
 
     assert names == ["street", "street-2", "yard"]
 

@@ -52,7 +52,7 @@ def test_the_kind_follows_from_the_address(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SourceNotFound, match=r"nowhere\.mp4.*'gate'"):
+    with pytest.raises(SourceNotFound, match=r"nowhere\.mp4: check the path$"):
         open_source(tmp_path / "nowhere.mp4", camera="gate")
 
 
