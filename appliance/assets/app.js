@@ -78,11 +78,17 @@ async function* serverEvents(response, state = {}) {
 function cardOf(name) {
   if (!cards.has(name)) {
     const card = byId("camera-card").content.firstElementChild.cloneNode(true);
-    card.querySelector(".words").textContent = newest.get(name)?.description ?? "";
+    showWords(card, newest.get(name));
     byId("look").add(new Option(name, name));
     cards.set(name, card);
   }
   return cards.get(name);
+}
+
+// The picture above the words is newer than they are.
+function showWords(card, event) {
+  card.querySelector(".when").textContent = event ? `${timeOf(event)} · ` : "";
+  card.querySelector(".said").textContent = event?.description ?? "";
 }
 
 function showCameras(cameras) {
@@ -192,8 +198,7 @@ function onEvent(event) {
   const last = newest.get(event.camera);
   if (event.description !== null && !(last?.captured_at > event.captured_at)) {
     newest.set(event.camera, event);
-    const words = cards.get(event.camera)?.querySelector(".words");
-    if (words) words.textContent = event.description;
+    if (cards.has(event.camera)) showWords(cards.get(event.camera), event);
   }
   if (wanted === "") showEvent(event);
 }
@@ -255,11 +260,12 @@ function fold(rows) {
   }
 }
 
+const timeOf = (event) => new Date(event.captured_at * 1000).toLocaleTimeString();
+
 function headOf(events) {
-  const when = new Date(events[0].captured_at * 1000).toLocaleTimeString();
   const all = (values) => [...new Set(values)].join(", ");
   const zones = [...new Set(events.flatMap((event) => event.zones))];
-  const head = [when, all(events.map((event) => event.camera)), all(events.map((event) => event.label)), ...zones];
+  const head = [timeOf(events[0]), all(events.map((event) => event.camera)), all(events.map((event) => event.label)), ...zones];
   return (events.length > 1 ? [...head, `${events.length} events`] : head).join(" · ");
 }
 
@@ -277,9 +283,11 @@ function addTurn(text, kind, picture) {
   turn.append(text);
   if (history.length === 0 && kind === "mine") byId("talk").replaceChildren();
   byId("talk").append(turn);
-  turn.scrollIntoView({ block: "end" });
+  scrollToEnd();
   return turn;
 }
+
+const scrollToEnd = () => { byId("talk").scrollTop = byId("talk").scrollHeight; };
 
 const asDataUri = (blob) => new Promise((done, failed) => {
   const reader = new FileReader();
@@ -323,6 +331,7 @@ async function ask(question) {
   } finally {
     clearInterval(waiting);
     note.remove();
+    scrollToEnd();
   }
   showTimes(times);
 }
@@ -332,7 +341,7 @@ function addNote(text) {
   line.className = "times";
   line.textContent = text;
   byId("talk").append(line);
-  line.scrollIntoView({ block: "end" });
+  scrollToEnd();
   return line;
 }
 
@@ -352,7 +361,7 @@ async function readAnswer(turn, times) {
     if (!text) continue;
     times.push(performance.now());
     turn.append(text);
-    turn.scrollIntoView({ block: "end" });
+    scrollToEnd();
   }
   throw new Error("the answer broke off");
 }
