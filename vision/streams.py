@@ -20,7 +20,6 @@ from av.video.stream import VideoStream
 from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.live_clock import FrameGate, LiveClock
 from vision.options import StreamConfig
-from vision.read_deadline import ReadDeadline
 from vision.stream_addresses import StreamAddress
 from vision.stream_errors import source_error
 from vision.types import Frame
@@ -61,7 +60,6 @@ class LiveStream:
         self._address = address
         self._config = config
         self._closed = threading.Event()
-        self._deadline: ReadDeadline | None = None
 
     @property
     def losses(self) -> Mapping[str, int]:
@@ -74,19 +72,13 @@ class LiveStream:
             container = self._open()
         with container, self._explained("reading"):
             stream = self._video_stream(container)
-            self._deadline = ReadDeadline(container)
-            try:
-                yield from self._frames(container, stream)
-            finally:
-                self._deadline.close()
+            yield from self._frames(container, stream)
         if not self._closed.is_set():
             raise SourceUnreadable(f"{self._address.shown}: the stream ended")
 
     def close(self) -> None:
-        """End a running iteration, also one that waits for a packet; one that still opens ends after that."""
+        """End a running iteration at its next packet; one that waits for a packet ends at its deadline."""
         self._closed.set()
-        if deadline := self._deadline:
-            deadline.expire()
 
     def _open(self) -> InputContainer:
         config, address = self._config, self._address
@@ -142,16 +134,12 @@ class LiveStream:
         num_errors = 0
         while not self._closed.is_set():
             try:
-                for packet in self._read(container):
+                for packet in container.demux():
                     if self._closed.is_set():
                         return
                     num_errors = 0
                     yield packet
                 return
-            except av.error.ExitError:
-                if self._closed.is_set():
-                    return
-                raise
             except av.error.BlockingIOError:
                 self._closed.wait(_AGAIN_S)
                 yield None
@@ -160,20 +148,6 @@ class LiveStream:
                 num_errors += 1
                 if num_errors > MAX_READ_ERRORS:
                     raise SourceUnreadable(f"{self._address.shown}: nothing but damage comes") from None
-
-    def _read(self, container: InputContainer) -> "Iterator[Packet[Any]]":
-        assert self._deadline is not None
-        packets = container.demux()
-        while True:
-            self._deadline.begin()
-            try:
-                # why: who closes this looks for a read to end only after saying so
-                packet = None if self._closed.is_set() else next(packets, None)
-            finally:
-                self._deadline.end()
-            if packet is None:
-                return
-            yield packet
 
     def _decode(self, packet: "Packet[VideoStream]") -> list[VideoFrame]:
         # why: an empty packet would tell the decoder that the stream is at its end.

@@ -1,6 +1,5 @@
 """Live streams against servers on loopback: what comes, what is lost, what is said when nothing comes."""
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,11 +7,8 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from urllib.parse import quote
 
-import av
-import av.error
 import pytest
 
-from tests.appliance.running import until
 from tests.vision.http_cameras import HttpCameras
 from tests.vision.rtsp_server import RtspServer, encoded
 from vision.errors import (
@@ -23,7 +19,6 @@ from vision.errors import (
     SourceUnsupported,
 )
 from vision.options import SourceOptions, StreamConfig
-from vision.read_deadline import ReadDeadline
 from vision.sources import FrameSource, open_source
 from vision.streams import LiveStream
 
@@ -201,45 +196,6 @@ def test_close_ends_a_stream_that_runs(camera):
     source.close()
 
     assert list(frames) == []
-
-
-@pytest.mark.parametrize("transport", ["tcp", "udp"])
-def test_close_ends_a_stream_that_is_silent(camera, transport):
-    """V6: at once, though it might be silent for long."""
-    camera.behaviour.fps = 50
-    with frames_of(camera.url(), replace(PATIENT, transport=transport)) as (source, frames):
-        next(frames)
-        camera.behaviour.fps = 0.01
-        closer = threading.Timer(0.5, source.close)
-        closer.start()
-        started_at = time.monotonic()
-        list(frames)
-    assert time.monotonic() - started_at < 5
-
-
-def test_a_read_with_time_asks_nothing_of_python(camera):
-    """It is its deadline that PyAV looks at: negative in a read, zero for one that is to end."""
-    with av.open(camera.url(), options={"rtsp_transport": "tcp"}, timeout=(20, 21.5)) as container:
-        deadline = ReadDeadline(container)
-        packets = container.demux()
-        deadline.begin()
-        next(packets)
-        deadline.end()
-        limit = deadline._limit
-        assert limit is not None
-        assert limit.value == 21.5
-        deadline.begin()
-        assert limit.value == -1
-        deadline.expire()
-        with pytest.raises(av.error.ExitError):
-            # why: some packets were read when the stream was opened
-            list(islice(packets, 100))
-        deadline.end()
-        deadline.close()
-        limit.value = 7
-        deadline.begin()
-        assert limit.value == 7
-    until(lambda: "read-deadlines" not in {thread.name for thread in threading.enumerate()})
 
 
 def test_mjpeg_by_http():
