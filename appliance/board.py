@@ -38,6 +38,13 @@ class ShownFrame(NamedTuple):
     age_s: float
 
 
+class Told(NamedTuple):
+    """What a worker said of a camera last, and when, by the monotonic clock of this process."""
+
+    status: CameraStatus
+    at_s: float
+
+
 class AskedTooOftenError(Exception):
     """As many descriptions of a camera's frames are asked for as may wait."""
 
@@ -113,18 +120,33 @@ class BoardReader:
     def __init__(self, url: str, cameras: Sequence[str]) -> None:
         self.names = tuple(cameras)
         self._redis = connect_async(url, _TIMES)
+        self._told: dict[str, Told] = {}
+
+    async def told(self) -> dict[str, Told]:
+        """What was said last of each camera, however long ago; nothing of one that was never heard of."""
+        names = self.names
+        try:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for name in names:
+                    pipeline.get(status_key(name))
+                    pipeline.pttl(status_key(name))
+                answers = await pipeline.execute() if names else []
+        except (redis.RedisError, OSError):
+            answers = [None] * (2 * len(names))
+        now_s = time.monotonic()
+        for name, value, left_ms in zip(names, answers[::2], answers[1::2], strict=True):
+            if value and left_ms > 0:
+                age_s = max(0.0, STATUS_TTL_S - left_ms / 1e3)
+                self._told[name] = Told(_status_decoder.decode(value), now_s - age_s)
+        self._told = {name: told for name, told in self._told.items() if name in self.names}
+        return dict(self._told)
 
     async def statuses(self) -> list[CameraStatus]:
-        """One status a camera, as configured; `connecting` while the worker has said nothing."""
-        if not self.names:
-            return []
-        try:
-            values = await self._redis.mget([status_key(name) for name in self.names])
-        except (redis.RedisError, OSError):
-            values = [None] * len(self.names)
+        """One status a camera, as it was told last; `connecting` while the worker has said nothing."""
+        names, told = self.names, await self.told()
         return [
-            _status_decoder.decode(value) if value else CameraStatus(name=name, state="connecting")
-            for name, value in zip(self.names, values, strict=True)
+            told[name].status if name in told else CameraStatus(name=name, state="connecting")
+            for name in names
         ]
 
     async def going_on(self, events: Mapping[str, str]) -> set[str] | None:

@@ -31,6 +31,7 @@ class Camera:
         self.settings = settings
         # invariant: no two lives of a camera give a job the same id, for the queue takes an id once.
         self.life_id = uuid.uuid4().hex[:8]
+        self._begun_at = time.time()
         self.reader = CameraReader(
             name,
             self._open,
@@ -96,6 +97,7 @@ class Camera:
             fps=round(self.rate.fps, 1),
             frame_age_s=None if reader.last_frame_at is None else round(reader.frame_age_s, 2),
             updated_at=time.time(),
+            begun_at=self._begun_at,
             error=self._refusal or self._failure or reader.error,
             open_events=list(open_events),
         )

@@ -6,6 +6,7 @@ again with what is wanted then.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import chain, repeat
 from typing import Any
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 OPEN_SCHEMES = (*STREAM_SCHEMES, "synthetic")
 """Schemes of sources that may be named over the API: none of them reads files of this machine."""
+
+CHANGE_S = 15.0
 
 Start = Callable[[Callable[[], bytes]], Supervisor]
 
@@ -62,6 +65,7 @@ class CameraControl:
         self.permit: Callable[[str, str], Awaitable[object]] | None = None
         self._worker = self._started() if settings.cameras else None
         self._is_wanted = asyncio.Event()
+        self._changed_at: dict[str, float] = {}
         # invariant: what was checked against the cameras that there are is what they are changed into
         self.changing = asyncio.Lock()
 
@@ -69,6 +73,21 @@ class CameraControl:
     def names(self) -> tuple[str, ...]:
         """The cameras' names."""
         return tuple(self._settings.cameras)
+
+    @property
+    def worker(self) -> Supervisor | None:
+        """Who keeps the vision worker running; None while there was no camera yet."""
+        return self._worker
+
+    def is_enabled(self, name: str) -> bool:
+        """Whether a camera is wanted and not paused."""
+        return name in self._settings.cameras and self._settings.cameras[name].enabled
+
+    def is_before_change(self, name: str, begun_at: float) -> bool:
+        """Whether the worker, that began with it then (unix s), has yet to hear of its newest settings."""
+        changed_at = self._changed_at.get(name, 0.0)
+        # why: whatever the worker makes of a change, after that long it is to be told
+        return begun_at < changed_at and time.time() - changed_at < CHANGE_S
 
     async def run(self) -> None:
         """Keeps the worker running until cancelled; raises `ChildError` when it cannot use its settings."""
@@ -164,8 +183,11 @@ class CameraControl:
 
     async def _tell(self, settings: Settings) -> None:
         _check_readable(to_json(settings))
-        await self._permit(self._settings.cameras, settings.cameras)
+        old, new = self._settings.cameras, settings.cameras
+        await self._permit(old, new)
         self._settings = settings
+        known, now = self._changed_at, time.time()
+        self._changed_at = {n: known.get(n, 0.0) if old.get(n) == new[n] else now for n in new}
         self._board.names = self.names
         if self._worker is not None:
             self._worker.send(self._payload())

@@ -182,8 +182,9 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is one of `CAMERA_STATES`, `num_frames` what the detector has seen, `dropped` what nobody will see
     by reason, `held_back` what was no reason for a description by what spoke against it, `num_openings` how
-    often its stream began, `frame_age_s` the age of its newest frame. `open_events` are the ids of its events
-    that have not ended; None from a worker that does not tell.
+    often its stream began, `frame_age_s` the age of its newest frame, `begun_at` when the worker began with
+    its settings (unix seconds, as `updated_at`). `open_events` are the ids of its events that have not ended;
+    None from a worker that does not tell.
     """
 
     name: str
@@ -198,6 +199,7 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     fps: float = 0.0
     frame_age_s: float | None = None
     updated_at: float = 0.0
+    begun_at: float = 0.0
     error: str | None = None
     open_events: list[str] | None = None
 

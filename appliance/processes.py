@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from appliance.child_pipe import ChildPipe
+from appliance.progress import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class Supervisor:
         self.num_restarts = 0
         self._name = name
         self._start = start
+        self._ended: Stopwatch | None = None
+        self.started_s = time.monotonic()
         self._child = start()
         self._is_stopping = False
 
@@ -117,6 +121,22 @@ class Supervisor:
     def pid(self) -> int:
         """The process id of the child that runs now (or ran last)."""
         return self._child.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child is not there; another one is started soon, unless this is stopping."""
+        return self._child.exit_code is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the child ended, and the one in its place has yet to do its work."""
+        return self._ended is not None
+
+    def note_up(self) -> None:
+        """The child that was started last does its work: after a crash the log tells so."""
+        if self._ended is not None and not self.has_ended:
+            self._ended.tell(f"the {self._name} is up again")
+            self._ended = None
 
     async def run(self) -> None:
         """Watches the child until cancelled, and then tells it to end.
@@ -140,12 +160,14 @@ class Supervisor:
                 raise ChildError(f"{self._name}: its settings cannot be used")
             failures = 0 if loop.time() - started_at > STABLE_AFTER_S else failures
             delay_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)]
+            self._ended = Stopwatch()
             logger.error("%s ended with code %s; starting it again in %.0f s", self._name, code, delay_s)
             await asyncio.sleep(delay_s)
             failures, started_at = failures + 1, loop.time()
             if not self._is_stopping:
                 self.num_restarts += 1
                 self._child.stop()
+                self.started_s = time.monotonic()
                 self._child = self._start()
 
     def send(self, payload: bytes) -> None:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from appliance.api import ApiServer, UnsafeBindingError, allow_camera_changes, create_app, show_failures
 from appliance.board import BoardReader
 from appliance.camera_control import CameraControl, reload_from, start_worker
+from appliance.camera_states import CameraStates
 from appliance.describer import Describer
 from appliance.device_sharing import turn_config, with_gate
 from appliance.events import EventStore, EventStoreError, Retention
@@ -118,6 +119,7 @@ class _Service:
         stack.push_async_callback(self.cameras.stop)
         self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)
+        self._states = CameraStates(self._board, self.cameras)
         self.cameras.permit = self._consumer.permit
         self._readers = {
             store: ResultReader(url, settings.queue, stream=stream)
@@ -136,6 +138,7 @@ class _Service:
         await run_beside(
             self._load_and_serve(listener, on_ready),
             self.cameras.run(),
+            self._states.watch(),
             *([_keep_running(self._redis)] if self._redis else []),
         )
 
@@ -197,7 +200,7 @@ class _Service:
 
     async def _announce(self, server: ApiServer, on_ready: Callable[[str], None]) -> None:
         """Tells the address once the server listens and the vision worker has reported every camera."""
-        while not server.started or not all(status.updated_at for status in await self._board.statuses()):
+        while not (server.started and await self._states.is_all_told()):
             await asyncio.sleep(POLL_S)
         self._watch.tell("all is up")
         on_ready(server.url)
@@ -207,7 +210,7 @@ class _Service:
             app = create_app(
                 self._engine,
                 self._events,
-                self._board,
+                self._states,
                 self._settings.server,
                 queue_status=self._consumer.status,
                 embedded_url=self._redis.url if self._redis else None,

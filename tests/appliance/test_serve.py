@@ -266,17 +266,38 @@ def test_the_detector_takes_turns_with_the_engine(appliance, client):
     assert values['appliance_detector_turns_lost_total{reason="died"}'] == 0
 
 
+def test_a_camera_does_what_was_just_asked(appliance, client):
+    """The answer to a change is of the change, not of what was before."""
+    url = f"{appliance[1]}/v1/cameras/yard"
+    paused = httpx.patch(url, json={"enabled": False}).json()
+    assert (paused["enabled"], paused["state"]) == (False, "stopped")
+    assert "paused" in paused["reason"]
+    resumed = httpx.patch(url, json={"enabled": True}).json()
+    assert (resumed["enabled"], resumed["state"], resumed["reason"]) == (
+        True,
+        "connecting",
+        "it is being opened",
+    )
+    until(lambda: httpx.get(url).json()["state"] == "running", 10)
+
+
 def test_a_dead_vision_worker_is_started_again(appliance, client):
     """A crash stays in its process: chat goes on, and the cameras come back."""
     (worker,) = appliance[0].find("appliance.ingest")
 
     worker.kill()
 
+    told = until(lambda: [c for c in client.cameras() if "is being started again" in (c["reason"] or "")], 5)
+    assert {(camera["state"], camera["fps"]) for camera in told} == {("connecting", 0)}
+    assert "is being started again" in str(client.health()["reasons"])
     assert "".join(client.stream_chat([user_message("Hello")], model=client.model_name(), max_tokens=4))
     until(lambda: [p for p in appliance[0].find("appliance.ingest") if p.pid != worker.pid], 30)
     num_before = client.health()["queue"]["num_done"]
     until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
     assert "vision worker ended with code -9" in appliance[0].stderr
+    until(lambda: "appliance: the vision worker is up again after " in appliance[0].stderr, 30)
+    states = {camera["name"]: camera["state"] for camera in client.cameras()}
+    assert states == {"street": "running", "yard": "running", "broken": "not_found"}
 
 
 def test_a_dead_engine_is_started_again(appliance, client):
@@ -291,6 +312,7 @@ def test_a_dead_engine_is_started_again(appliance, client):
     num_before = client.health()["queue"]["num_done"]
     until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
     assert client.health()["queue"]["dead"] == 0
+    assert "appliance: the engine is up again after " in appliance[0].stderr
     after = metrics(appliance[1])
     assert after["appliance_engine_restarts_total"] == 1
     assert not [
