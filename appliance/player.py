@@ -43,7 +43,8 @@ class Player:
     """Plays recordings one after the other, every frame; a queue that is full or away is waited for.
 
     A recording is looked at as its name's camera is, or all of them as `camera` is; else as the settings say
-    for all cameras. `on_result` sees every frame with its detections.
+    for all cameras. `on_result` sees every frame with its detections, `on_end` each recording that is over,
+    with the number of its jobs.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Player:
         realtime: bool,
         camera: str | None = None,
         on_result: Callable[[Recording, FrameResult], None] = lambda recording, result: None,
+        on_end: Callable[[Recording, int], None] = lambda recording, num_jobs: None,
     ) -> None:
         self.counts = PlayCounts()
         self._settings = settings
@@ -65,6 +67,7 @@ class Player:
         self._realtime = realtime
         self._as_camera = camera
         self._on_result = on_result
+        self._on_end = on_end
         self._stop = threading.Event()
 
     def play(self, recordings: Sequence[Recording]) -> None:
@@ -73,11 +76,14 @@ class Player:
             if self._stop.is_set():
                 return
             self.counts.recording, self.counts.num_frames_of_recording = recording, 0
+            num_before = self.counts.num_jobs
             try:
                 self._play_one(recording)
             except VisionError as error:
                 logger.error("%s", error)
                 self.counts.failures.append(str(error))
+            if not self._stop.is_set():
+                self._on_end(recording, self.counts.num_jobs - num_before)
 
     def stop(self) -> None:
         """Ends `play` after the frame in hand; from any thread."""

@@ -71,9 +71,10 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
     logging.basicConfig(level=logging.WARNING, format="appliance: %(message)s")
     read = _read_files(settings, recordings, options)
     with ExitStack() as stack:
-        saver = Saver(_folder(options.save), read) if options.save else None
-        writer = stack.enter_context(DescriptionWriter(options.output, read))
         display = stack.enter_context(Display())
+        folder = _folder(options.save) if options.save else None
+        saver = stack.enter_context(Saver(folder, read, display.say)) if folder else None
+        writer = stack.enter_context(DescriptionWriter(options.output, read))
         if settings.engine.model == BUNDLED_VLM and not all("synthetic:" in r.uri for r in recordings):
             display.say("note: the bundled demo model knows drawn scenes only; --vlm takes a real one")
         display.hint("loading the detector")
@@ -84,9 +85,7 @@ def run_replay(settings: Settings, recordings: Sequence[Recording], options: Rep
         run = Replay(settings, recordings, detector, url, writer=writer, display=display, saver=saver)
         work = run.run(realtime=options.realtime, camera=options.camera)
         num_failed = asyncio.run(run_until_signal(run_beside(work, *([_watch_own(own)] if own else []))))
-    if saver is not None:
-        saver.save(recordings)
-    return num_failed
+    return num_failed + (saver.num_failed if saver else 0)
 
 
 def _read_files(settings: Settings, recordings: Sequence[Recording], options: ReplayOptions) -> ReadFiles:
@@ -161,6 +160,7 @@ class Replay:
                 self._collect(reader),
                 _watch(engine),
                 self._display.follow(player.counts, describer, consumer),
+                *([self._saver.watch()] if self._saver else []),
             )
 
     def _queue(self) -> QueueConfig:
@@ -180,6 +180,7 @@ class Replay:
             realtime=realtime,
             camera=camera,
             on_result=self._saver.keep if self._saver else lambda recording, result: None,
+            on_end=self._saver.end if self._saver else lambda recording, num_jobs: None,
         )
 
     async def _play(self, player: Player, consumer: JobConsumer) -> None:
@@ -191,6 +192,8 @@ class Replay:
             await outlast(playing)
         playing.result()
         await self._drain(player, consumer)
+        if self._saver is not None:
+            await self._saver.wait()
 
     async def _drain(self, player: Player, consumer: JobConsumer) -> None:
         """Waits for the last description; what the queue has lost sight of is not waited for."""

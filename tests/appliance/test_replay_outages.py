@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import av
 import pytest
 import redis
 
@@ -17,6 +18,7 @@ from tests.appliance.running import START_S, running, until
 from tests.queues.servers import Server, started
 
 STREET = "synthetic://street?seed=3&fps=5&frames=150"
+YARD = "synthetic://yard?seed=11&fps=5&frames=20"
 
 
 @pytest.fixture
@@ -37,6 +39,12 @@ def settings_of(checkpoint: Path, server: Server) -> dict[str, dict[str, object]
         "describe": {"max_tokens": 4, "cooldown_s": 0, "min_hits": 1, "context": False, "concurrency": 1},
         "redis": {"url": f"redis://127.0.0.1:{server.port}"},
     }
+
+
+def num_frames(path: Path) -> int:
+    """Frames that can be played."""
+    with av.open(str(path)) as video:
+        return sum(1 for _ in video.decode(video=0))
 
 
 def num_put(server: Server) -> int:
@@ -83,17 +91,30 @@ def test_a_signal_ends_it_and_says_what_is_not_described(
     qwen3_vl_checkpoint: Path, tmp_path: Path, server: Server, number: signal.Signals, code: int
 ) -> None:
     config = tmp_path / "settings.yaml"
-    config.write_text(json.dumps(settings_of(qwen3_vl_checkpoint, server)))
+    settings = settings_of(qwen3_vl_checkpoint, server)
+    settings["describe"]["max_tokens"] = 100
+    config.write_text(json.dumps(settings))
     endless = STREET.replace("frames=150", "frames=100000")
     output = tmp_path / "descriptions.jsonl"
-    with running(tmp_path, "replay", endless, "-c", str(config), "-o", str(output)) as command:
-        until(lambda: num_put(server) > 3 and output.read_text(), START_S)
+    saved = tmp_path / "saved"
+    arguments = ("-c", str(config), "-o", str(output), "--save", str(saved))
+    with running(tmp_path, "replay", YARD, endless, *arguments) as command:
+        until(lambda: output.exists() and '"camera":"street"' in output.read_text(), START_S)
+        until(lambda: f"saved {saved}/yard-annotated.mp4: 20 frames" in command.stderr)
+        assert num_frames(saved / "yard-annotated.mp4") == 20
+        until(lambda: len(list(saved.glob("street-*.jpg"))))
+        until(lambda: num_put(server) > output.read_text().count("\n"))
         command.process.send_signal(number)
         assert command.process.wait(30) == code
         assert f"appliance: stopped by {number.name}" in command.stderr
         assert "stopped in street: " in command.stderr
         assert " not described" in command.stderr
         assert "Traceback" not in command.stderr
+        num_lines = output.read_text().count("\n")
+        assert f"saved in {saved}: {num_lines} snapshots, 2 videos" in command.stderr
+    assert len(list(saved.glob("*.jpg"))) == num_lines
+    assert 0 < num_frames(saved / "street-annotated.mp4") < 100_000
+    assert f"street-annotated.mp4: {num_frames(saved / 'street-annotated.mp4')} frame" in command.stderr
     assert all(json.loads(line)["description"] for line in output.read_text().splitlines())
     with server.client() as client:
         assert not [key for key in client.scan_iter() if b":job:" not in key and b":hand:" not in key]

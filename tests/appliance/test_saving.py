@@ -1,7 +1,9 @@
 """What `replay` writes for people: captions, videos, lines."""
 
 import io
+import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -10,10 +12,13 @@ import pytest
 
 from appliance.jobs import Description
 from appliance.output import DescriptionWriter, readable_line
-from appliance.saving import CAPTION_S, Captions
+from appliance.recordings import Recording, find_recordings
+from appliance.saving import CAPTION_S, Captions, Saver
 from appliance.settings import SettingsError
 from appliance.video_writer import VideoWriter
-from vision.types import Frame
+from tests.appliance.running import until
+from vision.pipeline import FrameResult
+from vision.types import Detections, Frame
 
 
 def description(time_s: float, text: str | None = "A person.", error: str | None = None) -> Description:
@@ -57,6 +62,30 @@ def test_there_is_room_for_the_longest_caption():
 
     assert 0 < short.room(frame) < long.room(frame)
     assert Captions([]).room(frame) == 0
+
+
+def interrupted(saver: Saver, recording: Recording, path: Path) -> None:
+    """Every twentieth frame was seen, and an interrupt comes while the video is drawn."""
+    with saver:
+        for frame in itertools.islice(recording.open(), 1000):
+            seen = replace(frame, index=frame.index * 20)
+            saver.keep(recording, FrameResult(seen, Detections.empty({}), None))
+        saver.end(recording, num_jobs=0)
+        until(path.exists)
+        raise KeyboardInterrupt
+
+
+def test_a_second_interrupt_ends_a_video_where_it_is(tmp_path: Path) -> None:
+    (recording,) = find_recordings(["synthetic://street?frames=100000"])
+    said: list[str] = []
+    path = tmp_path / "street-annotated.mp4"
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(Saver(tmp_path, say=said.append), recording, path)
+    with av.open(str(path)) as video:
+        num_frames = sum(1 for _ in video.decode(video=0))
+    assert said[0].startswith(f"saved {path}: {num_frames} frame")
+    assert said[1] == f"saved in {tmp_path}: 0 snapshots, 1 video"
+    assert 0 < num_frames < 1000
 
 
 def test_a_videos_name_may_be_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
