@@ -13,7 +13,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from appliance.api import ApiServer, UnsafeBindingError, allow_camera_changes, create_app, show_failures
+from appliance.api import (
+    ApiServer,
+    UnsafeBindingError,
+    allow_camera_changes,
+    create_app,
+    end_chats,
+    show_failures,
+)
 from appliance.board import BoardReader
 from appliance.camera_control import CameraControl, reload_from, start_worker
 from appliance.camera_states import CameraStates
@@ -50,6 +57,7 @@ logger = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
 POLL_S = 0.1
 LAST_WORDS_S = 5.0
+CHATS_S = 5.0
 
 
 def run_serve(
@@ -76,15 +84,29 @@ async def serve(
     load: Callable[[], Settings] | None = None,
 ) -> None:
     """Serves until a signal; everything that was started is gone when this returns or raises."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = _stop_at_signals()
     async with AsyncExitStack() as stack:
         service = _Service(settings, stack)
         if load is not None:
             _reload_at_sighup(service.cameras, load)
         with suppress(StoppedError):
             await run_beside(service.run(listener, on_ready), service.end_when(stop))
+
+
+def _stop_at_signals() -> asyncio.Event:
+    """What the first SIGINT or SIGTERM sets; a second one ends this process at once, and so its children."""
+    stop, loop, numbers = asyncio.Event(), asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+
+    def begin() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        tell("stopping; a second signal ends it at once")
+        stop.set()
+
+    for number in numbers:
+        loop.add_signal_handler(number, begin)
+    return stop
 
 
 def _reload_at_sighup(cameras: CameraControl, load: Callable[[], Settings]) -> None:
@@ -143,17 +165,22 @@ class _Service:
         )
 
     async def end_when(self, stop: asyncio.Event) -> None:
-        """Raises `StoppedError` once `stop` is set and the cameras' last words are stored and sent.
+        """Raises `StoppedError` once `stop` is set, chats have ended, and cameras' last words are told.
 
         Nobody waits long for that: what is owed to outputs waits in the file, if there is one.
         """
         await stop.wait()
         self.cameras.ask_to_stop()
+        num_left, _ = await asyncio.gather(end_chats(self._app, CHATS_S), self._hear_last_words())
+        if num_left:
+            tell(f"chats that were told that this ends: {num_left}")
+        raise StoppedError
+
+    async def _hear_last_words(self) -> None:
         with suppress(TimeoutError, QueueError, EventStoreError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while not await self._is_all_told():
                     await asyncio.sleep(POLL_S)
-        raise StoppedError
 
     async def _is_all_told(self) -> bool:
         for follower in self._followers.values():

@@ -68,6 +68,12 @@ def allow_camera_changes(app: FastAPI, changes: CameraChanges) -> None:
     services.camera_changes = changes
 
 
+async def end_chats(app: FastAPI, patience_s: float) -> int:
+    """Have `app` take no new chat; how many running ones had to be ended after `patience_s`."""
+    services: Services = app.state.services
+    return await services.end_chats(patience_s)
+
+
 def show_failures(app: FastAPI, num_failures: Mapping[str, int]) -> None:
     """Let `/metrics` of `app` tell how often work beside it failed, by the name of the work."""
     services: Services = app.state.services

@@ -63,7 +63,7 @@ async def _read(
         body = await read_body(request, services.limits, place, services.limits.max_body_bytes)
         # why: whoever sends slowly, or never all of it, holds no place that somebody else could use
         resources.enter_context(services.chat_slot())
-        watch = await resources.enter_async_context(ClientWatch(request.receive))
+        watch = await resources.enter_async_context(ClientWatch(request.receive, services.end_of_chats))
         chat = await watch.race(services.in_thread(lambda: parse_chat(body)))
         services.check_model(chat.model)
         messages = await watch.race(engine_messages(chat.messages, services, held))

@@ -29,7 +29,7 @@ async def get_health(request: Request) -> Response:
     the status only.
     """
     services = services_of(request)
-    reason = services.engine.unhealthy_reason
+    reason = "the server is shutting down" if services.is_closing else services.engine.unhealthy_reason
     queue, cameras, outputs = await asyncio.gather(
         _queue_health(services), services.cameras_now(), services.outputs_now()
     )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ import anyio
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 
-from appliance.api.errors import clipped, not_found, unavailable
+from appliance.api.errors import ApiError, clipped, not_found, unavailable
 from appliance.api.room import ByteRoom, Room
 from appliance.board import ShownFrame
 from appliance.clips import VideoLimits
@@ -33,6 +33,9 @@ DescribeStatsReader = Callable[[], DescribeStats]
 
 _STATUS_TIMEOUT_S = 2.0
 _COMPLAIN_EVERY_S = 10.0
+_LOOK_EVERY_S = 0.05
+_FAREWELL_S = 1.0
+_BACK_AFTER_S = 10
 # why: frames and statuses are written about once a second.
 _MAX_BEHIND_S = 3.0
 
@@ -159,6 +162,8 @@ class Services:
         self.pixels = Room(limits.max_pixels_in_hand)
         self.bodies = ByteRoom(limits.max_bytes_in_hand)
         self.is_stopping = False
+        self.is_closing = False
+        self._end_of_chats: asyncio.Future[Exception] | None = None
         self.problems: dict[str, str] = {}
         self._complain_at: dict[str, float] = {}
         self._decode_slots = anyio.CapacityLimiter(limits.max_decodes)
@@ -172,7 +177,9 @@ class Services:
             )
 
     def check_places(self) -> None:
-        """Raises `ApiError` (503) when all places for chats are taken."""
+        """Raises `ApiError` (503) when all places for chats are taken, or the server is about to end."""
+        if self.is_closing:
+            raise _shutting_down()
         if self.num_chats >= self.limits.max_chats:
             raise unavailable(f"all {self.limits.max_chats} places for chats are taken", code="overloaded")
 
@@ -236,10 +243,36 @@ class Services:
                 logger.warning("the state of the %s is unknown: %r", what, error)
             return None
 
+    @property
+    def end_of_chats(self) -> asyncio.Future[Exception]:
+        """What running chats end with, once it is there."""
+        if self._end_of_chats is None:
+            self._end_of_chats = asyncio.get_running_loop().create_future()
+        return self._end_of_chats
+
+    async def end_chats(self, patience_s: float) -> int:
+        """Take no new chat, let those that run come to their end, and end the others; how many these were."""
+        self.is_closing = True
+        await self._wait_for_chats(patience_s)
+        num_left = self.num_chats
+        self.end_of_chats.set_result(_shutting_down())
+        await self._wait_for_chats(_FAREWELL_S)
+        return num_left
+
+    async def _wait_for_chats(self, patience_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                while self.num_chats:
+                    await asyncio.sleep(_LOOK_EVERY_S)
+
     def stop(self) -> None:
         """End all event streams, so that the server can shut down; chats run to their end."""
         self.is_stopping = True
         self.events.wake_followers()
+
+
+def _shutting_down() -> ApiError:
+    return unavailable("the server is shutting down", code="shutting_down", retry_after_s=_BACK_AFTER_S)
 
 
 def _why_not_now(status: CameraStatus, frame: ShownFrame | None) -> str | None:

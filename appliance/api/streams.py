@@ -21,11 +21,14 @@ class ClientGoneError(Exception):
 class ClientWatch:
     """Notices that the client has gone, in every phase of a request; an async context manager.
 
+    With `end`, a request ends with the error that this future has, once it is there.
+
     # invariant: the request's body was read before, so that nothing but the disconnect can be received.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, end: asyncio.Future[Exception] | None = None) -> None:
         self._receive = receive
+        self._end = end
 
     async def __aenter__(self) -> Self:
         self._gone = asyncio.create_task(self._listen())
@@ -40,9 +43,10 @@ class ClientWatch:
         """The result of `awaitable`; raises `ClientGoneError`, and cancels it, when the client goes first."""
         step = asyncio.ensure_future(_awaited(awaitable))
         try:
-            await asyncio.wait({step, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+            others = {self._gone} if self._end is None else {self._gone, self._end}
+            await asyncio.wait({step, *others}, return_when=asyncio.FIRST_COMPLETED)
             if not step.done():
-                raise ClientGoneError
+                raise self._end.result() if self._end and self._end.done() else ClientGoneError
             return step.result()
         finally:
             # invariant: nobody runs inside an iterator any more when it is closed

@@ -8,6 +8,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -352,6 +353,16 @@ def test_a_signal_ends_everything(appliance, client, receiver):
     reading = threading.Thread(target=lambda: [None for _ in client.events()], daemon=True)
     reading.start()
     family = appliance[0].family()
+    body = {
+        "model": client.model_name(),
+        "messages": [user_message("Hello")],
+        "max_tokens": 3500,
+        "stream": True,
+    }
+    chatting = ThreadPoolExecutor(1).submit(
+        lambda: httpx.post(f"{appliance[1]}/v1/chat/completions", json=body, timeout=120).text
+    )
+    until(lambda: client.health()["engine"]["num_running"])
     path = Path(appliance[0].process.args[-1]).parent / "events.db"  # type: ignore[index,arg-type]
     with closing(sqlite3.connect(path)) as database:
         until(lambda: database.execute("SELECT 1 FROM events WHERE is_open").fetchall(), START_S)
@@ -362,12 +373,27 @@ def test_a_signal_ends_everything(appliance, client, receiver):
         assert database.execute("SELECT id FROM events WHERE is_open").fetchall() == []
         assert database.execute("SELECT kind FROM outbox").fetchall() == []
 
+    said = chatting.result(10).strip().split("data: ")[-1]
+    assert said == "[DONE]" or json.loads(said)["error"]["code"] == "shutting_down"
+    assert "ERROR" not in appliance[0].stderr.partition("appliance: stopping")[2]
     assert receiver.posts[-1].data["state"] == "end"
     assert len(family) >= 4
     appliance[0].assert_nothing_is_left()
     assert "Traceback" not in appliance[0].stderr
     reading.join(10)
     assert not reading.is_alive()
+
+
+def test_a_second_signal_ends_it_at_once(qwen3_vl_checkpoint, tmp_path):
+    config = write_config(tmp_path, qwen3_vl_checkpoint)
+    with running(tmp_path, "serve", "-c", config) as command:
+        until(lambda: command.find("appliance.ingest") and command.find("-m vlm_engine.process"), START_S)
+
+        command.process.send_signal(signal.SIGTERM)
+        until(lambda: "appliance: stopping" in command.stderr)
+        assert command.stop(signal.SIGINT) == -signal.SIGINT
+
+        command.assert_nothing_is_left()
 
 
 def test_nothing_is_left_after_a_hard_kill(qwen3_vl_checkpoint, tmp_path):
