@@ -19,6 +19,7 @@ from appliance.camera_settings import CameraSettings
 from appliance.frigate import in_our_words, in_written_words
 from appliance.permits import Cameras, changed_permits
 from appliance.processes import Child, Supervisor
+from appliance.reloading import tell_changes
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
 from queues.errors import QueueError
@@ -208,15 +209,19 @@ def start_worker(payload: Callable[[], bytes]) -> Supervisor:
     return Supervisor("vision worker", lambda: Child(next(targets), payload(), is_told_more=True))
 
 
-async def reload_from(control: CameraControl, load: Callable[[], Settings]) -> None:
-    """Reads the settings again; with a mistake in them everything stays, and the log says why."""
+async def reload_from(control: CameraControl, load: Callable[[], Settings], used: Settings) -> None:
+    """Reads the settings again; with a mistake in them everything stays, and the log says why.
+
+    It also says what else than cameras differs from the settings that are `used`.
+    """
     try:
         async with control.changing:
-            await control.reload(await asyncio.to_thread(load))
+            wanted = await asyncio.to_thread(load)
+            await control.reload(wanted)
     except SettingsError as error:
         logger.error("the settings were not read again: %s", error)
     else:
-        logger.warning("the cameras were read again: %s", ", ".join(control.names) or "none")
+        tell_changes(used, wanted)
 
 
 def _check_source(camera: CameraSettings) -> None:

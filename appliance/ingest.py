@@ -23,6 +23,7 @@ from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.permits import Permits
 from appliance.processes import EXIT_UNUSABLE
+from appliance.reloading import telling
 from appliance.settings import Settings, SettingsError, from_json
 from appliance.viewing import camera_config
 from queues.config import QueueConfig
@@ -62,9 +63,8 @@ class VisionWorker:
 
     def __init__(self, settings: Settings, redis_url: str, stop: threading.Event | None = None) -> None:
         self._settings = settings
-        self._wake = threading.Event()
+        self._wake, self._ending = threading.Event(), list[Camera]()
         self._cameras = {name: Camera(name, camera, self._wake) for name, camera in settings.cameras.items()}
-        self._ending: list[Camera] = []
         self._news: SimpleQueue[Settings] = SimpleQueue()
         limit_threads(settings.detector)
         self._detector = load_detector(settings.detector)
@@ -329,7 +329,7 @@ def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -
     limit_arenas()
     stop, worker = stop_on_signals(), VisionWorker(settings, settings.redis.address)
     if load is not None:
-        signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, load))
+        signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, telling(load, settings)))
     worker.run(stop, until_ended=True)
 
 

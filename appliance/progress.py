@@ -5,8 +5,8 @@ import time
 
 logger = logging.getLogger(__name__)
 
-SHOWN = (__name__, "vision.detector", "vision.exports", "vlm_engine.client")
-"""Loggers whose news of a start are shown where other news are not."""
+SHOWN = (__name__, "appliance.reloading", "vision.detector", "vision.exports", "vlm_engine.client")
+"""Loggers whose news, of a start above all, are shown where other news are not."""
 
 
 class Stopwatch:

@@ -88,7 +88,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         service = _Service(settings, stack)
         if load is not None:
-            _reload_at_sighup(service.cameras, load)
+            _reload_at_sighup(service.cameras, load, settings)
         with suppress(StoppedError):
             await run_beside(service.run(listener, on_ready), service.end_when(stop))
 
@@ -109,13 +109,13 @@ def _stop_at_signals() -> asyncio.Event:
     return stop
 
 
-def _reload_at_sighup(cameras: CameraControl, load: Callable[[], Settings]) -> None:
+def _reload_at_sighup(cameras: CameraControl, load: Callable[[], Settings], used: Settings) -> None:
     """From now on the cameras are read again at each SIGHUP."""
     # why: asyncio alone would let go of a task that runs
     reloads: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = asyncio.create_task(reload_from(cameras, load))
+        task = asyncio.create_task(reload_from(cameras, load, used))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 

@@ -236,7 +236,7 @@ async def test_reading_the_settings_again(told, caplog):
     """SIGHUP: the file says what there is; a mistake in it changes nothing."""
     await told.control.add("gate", {"source": URL})
     again = load_settings(None, {"cameras": {"file": {"source": "/srv/yard.mp4"}, "new": {"source": URL}}})
-    await reload_from(told.control, lambda: again)
+    await reload_from(told.control, lambda: again, told.settings)
     assert {name: camera["source"] for name, camera in told.cameras(3).items()} == {
         "file": "/srv/yard.mp4",
         "new": URL,
@@ -245,7 +245,33 @@ async def test_reading_the_settings_again(told, caplog):
     def broken() -> Settings:
         raise SettingsError("a.yaml: cameras.new.colour: unknown key")
 
-    await reload_from(told.control, broken)
+    await reload_from(told.control, broken, told.settings)
     assert told.control.names == ("file", "new")
     assert "colour" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+async def test_what_waits_for_the_next_start_is_named(told, caplog):
+    """SIGHUP: all that is no camera's; what holds for all cameras is theirs."""
+    caplog.set_level("INFO", "appliance.reloading")
+    other = load_settings(
+        None,
+        {
+            "events": {"path": str(told.path)},
+            "cameras": {"file": {"source": "/srv/yard.mp4"}},
+            "objects": {"track": ["person"]},
+            "describe": {"cooldown_s": 3, "max_tokens": 9},
+            "server": {"port": 9000, "api_key": "s3cret"},
+        },
+    )
+    await reload_from(told.control, lambda: other, told.settings)
+
+    news, waiting = caplog.records
+    assert (news.levelname, news.getMessage()) == ("INFO", "the settings were read again; cameras: file")
+    assert waiting.levelname == "WARNING"
+    assert set(waiting.getMessage().partition("only: ")[2].split(", ")) == {
+        "describe.max_tokens",
+        "server.port",
+        "server.api_key",
+    }
     assert "s3cret" not in caplog.text
