@@ -34,6 +34,7 @@ class PlayCounts:
     num_frames_of_recording: int = 0
     num_frames: int = 0
     num_lost: int = 0
+    num_missing: int = 0
     num_detections: int = 0
     num_jobs: int = 0
     failures: list[str] = field(default_factory=list)
@@ -94,7 +95,9 @@ class Player:
         try:
             self._play_source(recording, source)
         finally:
-            self.counts.num_lost += sum(source.losses.values())
+            losses = dict(source.losses)
+            self.counts.num_missing += losses.pop("missing", 0)
+            self.counts.num_lost += sum(losses.values())
             source.close()
 
     def _play_source(self, recording: Recording, source: FrameSource) -> None:

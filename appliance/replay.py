@@ -242,6 +242,11 @@ class Replay:
             f"{counted(num_described, 'description')}"
             + (f", {num_failed} {'not described' if is_stopped else 'failed'}" if num_failed else "")
             + (f", {counted(counts.num_lost, 'damaged frame')} left out" if counts.num_lost else "")
+            + (
+                f", {counted(counts.num_missing, 'frame')} missing: their source was cut off or is damaged"
+                if counts.num_missing
+                else ""
+            )
         )
         return num_failed + len(counts.failures)
 

@@ -29,7 +29,8 @@ class FrameSource(Protocol):
         is_video: consecutive frames belong together (False: separate pictures, not to be tracked).
         fps: nominal frames a second, None where there is no such thing.
         num_frames: frames in all if known, as the file claims it; None if endless or unknown.
-        losses: frames of the current iteration that could not be handed on, by reason: damaged, late.
+        losses: frames of the current iteration that could not be handed on, by reason: damaged, late, missing
+            (of a recording that ends before its header says).
     """
 
     @property

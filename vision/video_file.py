@@ -1,7 +1,9 @@
 """Recorded video by PyAV: every frame that decodes, upright, with the times of its time stamps."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
@@ -9,6 +11,7 @@ from typing import cast
 import av
 import av.error
 from av.container import InputContainer
+from av.packet import Packet
 from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.frame import VideoFrame
@@ -18,8 +21,11 @@ from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.pixels import apply_display_matrix, rotate_clockwise, to_bgr8
 from vision.types import Frame, Image
 
+logger = logging.getLogger(__name__)
+
 _OPTIONS = {"protocol_whitelist": "file"}
 _DEFAULT_FPS = 25.0
+_MAX_READ_ERRORS = 8
 
 
 class VideoFile:
@@ -41,17 +47,20 @@ class VideoFile:
         self.name = camera
         self.path = path
         self.num_lost = 0
+        self.num_missing = 0
         self._is_closed = False
+        self._is_told = False
         with self._open() as container:
             stream = self._video_stream(container)
+            self._length = _Length.of(container, stream)
             rate = stream.average_rate or stream.guessed_rate
             self.fps = float(rate) if rate else None
             self.num_frames = stream.frames or _frames_by_duration(stream, rate)
 
     @property
     def losses(self) -> Mapping[str, int]:
-        """Frames of the current iteration that could not be handed on."""
-        return {"damaged": self.num_lost}
+        """Frames of the current iteration that could not be handed on; when it is over, also the missing."""
+        return {"damaged": self.num_lost, "missing": self.num_missing}
 
     def __iter__(self) -> Iterator[Frame]:
         """Decode from the start.
@@ -59,12 +68,28 @@ class VideoFile:
         Raises:
             SourceUnreadable: not one frame could be decoded.
         """
-        num_read = 0
+        num_read, end_s, self.num_missing = 0, 0.0, 0
+        frame_s = 1 / (self.fps or _DEFAULT_FPS)
         for picture, time_s, stream in self.pictures():
             yield Frame(self.name, num_read + self.num_lost, time_s, time.time(), upright(picture, stream))
             num_read += 1
+            end_s = time_s + max(frame_s, _duration_s(picture))
         if not num_read:
             raise SourceUnreadable(f"{self.path}: not one frame of the video could be decoded")
+        if not self._is_closed:
+            self._look_for_missing(num_read, end_s, frame_s)
+
+    def _look_for_missing(self, num_read: int, end_s: float, frame_s: float) -> None:
+        self.num_missing = self._length.num_missing(num_read + self.num_lost, end_s, frame_s)
+        if self.num_missing and not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "%s has %d frames of %s%d that its header tells of: it was cut off or is damaged",
+                self.path,
+                num_read,
+                "" if self._length.num_frames else "about ",
+                num_read + self.num_lost + self.num_missing,
+            )
 
     def pictures(self) -> Iterator[tuple[VideoFrame, float, VideoStream]]:
         """Decoded pictures as they lie, their times in seconds from the start, and their stream."""
@@ -111,12 +136,15 @@ class VideoFile:
         """Called before each packet; what it raises ends the iteration."""
 
     def _pictures(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-        packets = container.demux(stream)
-        while True:
+        packets = self._packets(container, stream)
+        is_over = False
+        while not is_over:
             self._go_on()
             try:
                 packet = next(packets, None)
-                pictures = packet.decode() if packet is not None else []
+                is_over = packet is None
+                # why: where reading broke off, nothing has yet asked the decoder for the pictures it holds.
+                pictures = stream.decode(None) if packet is None else packet.decode()
             except av.error.EOFError:
                 return
             except av.error.InvalidDataError:
@@ -125,13 +153,62 @@ class VideoFile:
                 continue
             except av.error.FFmpegError as error:
                 raise SourceUnreadable(f"{self.path} broke off while reading: {_reason(error)}") from error
-            if packet is None:
-                return
             for picture in pictures:
                 if picture.is_corrupt:
                     self.num_lost += 1
                 else:
                     yield picture
+
+    def _packets(self, container: InputContainer, stream: VideoStream) -> "Iterator[Packet[VideoStream]]":
+        """All that can be read; what cannot is counted and passed, until nothing else comes."""
+        num_errors = 0
+        while num_errors < _MAX_READ_ERRORS:
+            try:
+                for packet in container.demux(stream):
+                    num_errors = 0
+                    yield packet
+            except av.error.InvalidDataError:
+                self.num_lost += num_errors == 0
+                num_errors += 1
+            else:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """How long a header says that a recording is; None where it says nothing, or only guesses."""
+
+    num_frames: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, container: InputContainer, stream: VideoStream) -> "_Length":
+        kind = container.format.name
+        if "mov" in kind and stream.duration is not None and stream.time_base is not None:
+            return cls(stream.frames or None, float(stream.duration * stream.time_base))
+        if kind == "avi" and stream.frames and stream.average_rate:
+            # why: its count has ticks without a frame in it.
+            return cls(None, float(stream.frames / stream.average_rate))
+        if kind not in ("matroska,webm", "flv"):
+            return cls(None, None)
+        seconds = _clock_s(stream.metadata.get("DURATION", ""))
+        # why: of several streams another may be the longer one.
+        if seconds is None and len(container.streams) == 1 and container.duration is not None:
+            seconds = container.duration / av.time_base
+        return cls(None, seconds)
+
+    def num_missing(self, num_frames: int, end_s: float, frame_s: float) -> int:
+        """How many frames are missing where there were so many until then; 0 for what may be inexact.
+
+        A header counts frames that an edit list leaves out, and does not always know how long the last is.
+        """
+        if self.seconds is None:
+            return 0
+        short_s = self.seconds - end_s
+        if self.num_frames is None:
+            return round(short_s * num_frames / end_s) if short_s > max(1.0, self.seconds / 20) else 0
+        missing = self.num_frames - num_frames
+        return missing if missing > max(2, self.num_frames / 100) and short_s > 2 * frame_s else 0
 
 
 class _Times:
@@ -170,6 +247,19 @@ def upright(picture: VideoFrame, stream: VideoStream) -> Image:
     # why: old writers have only this tag; readers of today make a matrix of it, so it counts only without one
     tag = stream.metadata.get("rotate", "")
     return rotate_clockwise(image, float(tag)) if tag.lstrip("-").isdigit() else image
+
+
+def _clock_s(text: str) -> float | None:
+    """Seconds of a `HH:MM:SS.fraction`, None for anything else."""
+    try:
+        hours, minutes, seconds = text.split(":")
+        return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
+    except ValueError:
+        return None
+
+
+def _duration_s(picture: VideoFrame) -> float:
+    return float(picture.duration * picture.time_base) if picture.duration and picture.time_base else 0.0
 
 
 def _frames_by_duration(stream: VideoStream, rate: Fraction | None) -> int | None:

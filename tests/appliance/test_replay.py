@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,24 @@ def test_an_engine_that_dies_ends_the_run(settings, tmp_path, monkeypatch):
 
     with pytest.raises(EngineStopped, match="no more"):
         play(settings, tmp_path, STREET)
+
+
+def test_a_recording_that_is_cut_off_is_told(settings, tmp_path, capsys):
+    path = tmp_path / "clip.mp4"
+    write_clip(path, fps=5)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    play(settings, tmp_path, str(path), save=tmp_path / "saved")
+
+    told = re.search(
+        r"^(\d+) frames, .*, (\d+) frames missing: their source was cut off or is damaged$",
+        capsys.readouterr().err,
+        re.MULTILINE,
+    )
+    assert told is not None
+    num_frames, num_missing = map(int, told.groups())
+    assert num_frames + num_missing == 60
+    assert num_missing > 10
 
 
 def test_what_there_is_one_of_is_told_in_the_singular(settings, tmp_path, capsys):

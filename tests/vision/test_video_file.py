@@ -170,6 +170,71 @@ def test_frames_that_are_damaged_in_part_are_left_out(tmp_path: Path) -> None:
     assert source.num_lost == 2
 
 
+def remuxed(path: Path, target: Path, *, from_s: float = 0.0) -> Path:
+    """The same packets with the index in front; what is before `from_s` is left out by an edit list."""
+    options = {"movflags": "faststart", "avoid_negative_ts": "disabled"}
+    with av.open(str(path)) as source, av.open(str(target), "w", options=options) as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        for packet in source.demux(video=0):
+            if packet.dts is not None and packet.pts is not None and packet.time_base is not None:
+                packet.stream = stream
+                shift = round(from_s / packet.time_base)
+                packet.pts, packet.dts = packet.pts - shift, packet.dts - shift
+                container.mux(packet)
+    return target
+
+
+def noise(num_frames: int) -> list[Image]:
+    """Pictures that take the same room each."""
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, 256, (64, 96, 3), np.uint8) for _ in range(num_frames)]
+
+
+@pytest.mark.parametrize(("name", "codec"), [("v.mp4", "libx264"), ("v.mkv", "libx264"), ("v.avi", "mpeg4")])
+def test_what_is_cut_off_is_counted_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, codec: str
+) -> None:
+    path = write_video(tmp_path / name, noise(60), codec=codec)
+    if name == "v.mp4":
+        path = remuxed(path, tmp_path / "fast.mp4")
+    whole = VideoFile(path, "a")
+    assert len(list(whole)) == 60
+    assert sum(whole.losses.values()) == 0
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    source = VideoFile(path, "a")
+    frames = list(source)
+    assert len(list(source)) == len(frames)
+
+    assert 20 <= len(frames) <= 50
+    assert len(frames) + sum(source.losses.values()) == pytest.approx(60, abs=3)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{path} has {len(frames)} frames of ")
+    assert "it was cut off or is damaged" in record.getMessage()
+
+
+def test_a_closed_recording_misses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = VideoFile(write_video(tmp_path / "v.mp4", noise(60)), "a")
+    for frame in source:
+        if frame.index == 3:
+            source.close()
+    assert sum(source.losses.values()) == len(caplog.records) == 0
+
+
+def test_an_inexact_header_is_no_damage(tmp_path: Path) -> None:
+    """An edit list leaves out frames that the index counts; a last frame may stand for long."""
+    path = write_video(tmp_path / "v.mp4", noise(60), options={"g": "5", "bf": "0"})
+    edited = VideoFile(remuxed(path, tmp_path / "edited.mp4", from_s=1.55), "a")
+    frames = list(edited)
+    assert len(frames) < edited.num_frames == 60
+    assert sum(edited.losses.values()) == 0
+    times_s = [*(index / 10 for index in range(20)), 12.0]
+    for name in ("slow.mp4", "slow.mkv"):
+        slow = VideoFile(write_video(tmp_path / name, noise(21), times_s=times_s), "a")
+        assert len(list(slow)) == 21
+        assert sum(slow.losses.values()) == 0
+
+
 def test_facts_that_a_progress_bar_needs(tmp_path: Path) -> None:
     source = VideoFile(write_video(tmp_path / "v.mp4", [corner(64, 48)] * 7, fps=5), "a")
     assert (source.fps, source.num_frames) == (5.0, 7)
