@@ -11,7 +11,6 @@ from typing import cast
 import av
 import av.error
 from av.container import InputContainer
-from av.packet import Packet
 from av.sidedata.sidedata import SideDataContainer
 from av.sidedata.sidedata import Type as SideDataType
 from av.video.frame import VideoFrame
@@ -25,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 _OPTIONS = {"protocol_whitelist": "file"}
 _DEFAULT_FPS = 25.0
-_MAX_READ_ERRORS = 8
 
 
 class VideoFile:
@@ -136,15 +134,12 @@ class VideoFile:
         """Called before each packet; what it raises ends the iteration."""
 
     def _pictures(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-        packets = self._packets(container, stream)
-        is_over = False
-        while not is_over:
+        packets = container.demux(stream)
+        while True:
             self._go_on()
             try:
                 packet = next(packets, None)
-                is_over = packet is None
-                # why: where reading broke off, nothing has yet asked the decoder for the pictures it holds.
-                pictures = stream.decode(None) if packet is None else packet.decode()
+                pictures = packet.decode() if packet is not None else []
             except av.error.EOFError:
                 return
             except av.error.InvalidDataError:
@@ -153,25 +148,13 @@ class VideoFile:
                 continue
             except av.error.FFmpegError as error:
                 raise SourceUnreadable(f"{self.path} broke off while reading: {_reason(error)}") from error
+            if packet is None:
+                return
             for picture in pictures:
                 if picture.is_corrupt:
                     self.num_lost += 1
                 else:
                     yield picture
-
-    def _packets(self, container: InputContainer, stream: VideoStream) -> "Iterator[Packet[VideoStream]]":
-        """All that can be read; what cannot is counted and passed, until nothing else comes."""
-        num_errors = 0
-        while num_errors < _MAX_READ_ERRORS:
-            try:
-                for packet in container.demux(stream):
-                    num_errors = 0
-                    yield packet
-            except av.error.InvalidDataError:
-                self.num_lost += num_errors == 0
-                num_errors += 1
-            else:
-                return
 
 
 @dataclass(frozen=True, slots=True)
