@@ -48,14 +48,15 @@ class CameraStates:
         if told is None:
             is_new = self._control.is_before_change(name, 0.0)
             return CameraStatus(name=name, state=state, updated_at=time.time() if is_new else 0.0)
-        status = told.status
-        if self._control.is_before_change(name, status.begun_at):
+        status, age_s = told.status, now_s - told.at_s
+        reason = self._why_silent(told, age_s)
+        if self._control.is_before_change(name, status.begun_at) and not reason:
             return replace(status, state=state, fps=0.0, frame_age_s=None, error=None)
-        age_s = now_s - told.at_s
         if status.frame_age_s is not None:
             status = replace(status, frame_age_s=round(status.frame_age_s + age_s, 2))
-        if reason := self._why_silent(told, age_s):
-            return replace(status, state=state, fps=0.0, error=reason if state == "connecting" else None)
+        if reason:
+            shown = reason if state == "connecting" else None
+            return replace(status, state=state, fps=0.0, error=shown, is_unheard=True)
         return status
 
     def _why_silent(self, told: Told, age_s: float) -> str | None:

@@ -184,7 +184,7 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     by reason, `held_back` what was no reason for a description by what spoke against it, `num_openings` how
     often its stream began, `frame_age_s` the age of its newest frame, `begun_at` when the worker began with
     its settings (unix seconds, as `updated_at`). `open_events` are the ids of its events that have not ended;
-    None from a worker that does not tell.
+    None from a worker that does not tell. `is_unheard`, which the front says, is for a worker gone or silent.
     """
 
     name: str
@@ -202,6 +202,7 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     begun_at: float = 0.0
     error: str | None = None
     open_events: list[str] | None = None
+    is_unheard: bool = False
 
 
 def frame_key(camera: str) -> str:

@@ -170,10 +170,11 @@ class _Service:
         Nobody waits long for that: what is owed to outputs waits in the file, if there is one.
         """
         await stop.wait()
+        watch = Stopwatch()
         self.cameras.ask_to_stop()
         num_left, _ = await asyncio.gather(end_chats(self._app, CHATS_S), self._hear_last_words())
         if num_left:
-            tell(f"chats that were told that this ends: {num_left}")
+            watch.tell(f"{num_left} chats were told that the server is shutting down")
         raise StoppedError
 
     async def _hear_last_words(self) -> None:

@@ -33,7 +33,8 @@ async def get_health(request: Request) -> Response:
     queue, cameras, outputs = await asyncio.gather(
         _queue_health(services), services.cameras_now(), services.outputs_now()
     )
-    is_degraded = "error" in queue or cameras is None or outputs is None
+    is_unheard = cameras is None or any(status.is_unheard for status in cameras)
+    is_degraded = "error" in queue or is_unheard or outputs is None
     status = "unhealthy" if reason else "degraded" if is_degraded else "ok"
     health: dict[str, Any] = {"status": status}
     if request.scope["state"]["is_trusted"]:

@@ -97,6 +97,9 @@ async def test_a_worker_that_is_gone_is_known_at_once(
     assert (gate.state, gate.fps, gate.num_frames) == ("connecting", 0, 9)
     assert gate.error == "the vision worker ended and is being started again"
     assert (off.state, off.error) == ("stopped", None)
+    assert gate.is_unheard
+    await scene.control.change("park", {"source": "rtsp://10.0.0.8/park"})
+    assert (await scene.shown("park")).error == gate.error, "nobody opens it"
     tasks = [asyncio.ensure_future(work) for work in (scene.control.run(), scene.states.watch())]
     while worker.pid == pid:
         await asyncio.sleep(0.01)

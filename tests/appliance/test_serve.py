@@ -290,7 +290,9 @@ def test_a_dead_vision_worker_is_started_again(appliance, client):
 
     told = until(lambda: [c for c in client.cameras() if "is being started again" in (c["reason"] or "")], 5)
     assert {(camera["state"], camera["fps"]) for camera in told} == {("connecting", 0)}
-    assert "is being started again" in str(client.health()["reasons"])
+    health = client.health()
+    assert health["status"] == "degraded"
+    assert "is being started again" in str(health["reasons"])
     assert "".join(client.stream_chat([user_message("Hello")], model=client.model_name(), max_tokens=4))
     until(lambda: [p for p in appliance[0].find("appliance.ingest") if p.pid != worker.pid], 30)
     num_before = client.health()["queue"]["num_done"]
