@@ -62,7 +62,7 @@ class CameraReader:
     A source that fails is opened again with back-off, for ever; one that ends is left alone. `on_frame` is
     called whenever there is something to take. `max_fps` passes on only so many frames a second of the
     source's own time. `dropped` counts frames by reason: `replaced` here before anybody took them, and what
-    the source lost (`damaged`, `late`).
+    the source lost (`damaged`, `late`, `missing`).
     """
 
     def __init__(
