@@ -158,8 +158,8 @@ _known: OrderedDict[str, str] = OrderedDict()
 
 
 def _written_forms(uri: str) -> Iterator[str]:
-    """An address as texts have it; nothing for one that may be shown whole."""
-    if shown_address(uri) == uri:
+    """An address as texts have it; nothing for one that hides nothing, as it may be the begin of others."""
+    if len(uri) <= len(shown_address(uri)):
         return
     yield uri
     yield repr(uri)[1:-1]

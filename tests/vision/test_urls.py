@@ -136,3 +136,13 @@ def test_no_part_of_an_unknown_password_is_shown(password):
 )
 def test_addresses_with_blanks_in_a_text(text, shown):
     assert redact(text) == shown
+
+
+@pytest.mark.parametrize("unfinished", ["rtsp://", "rtsp://10.0.0", "http://"])
+def test_an_address_without_anything_to_hide_leaves_longer_ones_alone(unfinished):
+    """Somebody may have set up a camera so; it is refused, and every other address begins like it."""
+    know_address(unfinished)
+    assert (
+        redact("cannot open rtsp://john:pw@10.0.0.5/live: refused")
+        == "cannot open rtsp://10.0.0.5/…: refused"
+    )
