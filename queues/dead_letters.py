@@ -1,5 +1,6 @@
 """The operator's side: look at jobs that were given up, put them back, or forget them."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -8,7 +9,7 @@ import redis
 from queues import upkeep
 from queues.config import QueueConfig
 from queues.connection import check_server, connect, translate
-from queues.errors import QueueFull
+from queues.errors import QueueError, QueueFull
 from queues.permissions import CHECK, COMMANDS, check_permissions
 from queues.status import parse_status
 from queues.types import QueueStatus
@@ -53,8 +54,10 @@ class DeadLetters:
     def retry(self, entry_id: str) -> bool:
         """Put one back in the queue, as new and without a deadline; False when there is no such letter.
 
-        It is gone too when the job has a result by now. Raises `QueueFull` when there is no room for it.
+        It is gone too when the job has a result by now. Raises `QueueFull` when there is no room for it, and
+        `QueueError` for what is no ID.
         """
+        _check_id(entry_id)
         config = self.config
         limits = (config.max_len, config.max_bytes, round(config.dedup_ttl_s * 1000))
         answer = self._run(upkeep.REVIVE, entry_id, *limits)
@@ -63,7 +66,8 @@ class DeadLetters:
         return bool(answer)
 
     def drop(self, entry_id: str) -> bool:
-        """Forget one; False when there is no such letter."""
+        """Forget one; False when there is no such letter. Raises `QueueError` for what is no ID."""
+        _check_id(entry_id)
         return bool(self._ask(lambda: self._client.xdel(self.config.dead, entry_id)))
 
     def status(self) -> QueueStatus:
@@ -101,3 +105,9 @@ def _letter(entry_id: str, fields: dict[bytes, bytes]) -> DeadLetter:
         died_at=int(entry_id.partition("-")[0]) / 1000,
         num_bytes=len(fields[b"body"]),
     )
+
+
+def _check_id(entry_id: str) -> None:
+    # why: the server looks at it only where there are dead letters
+    if not re.fullmatch(r"\d+-\d+", entry_id):
+        raise QueueError(f"{entry_id!r} is no ID of a dead letter; they look like 1764500000000-0")

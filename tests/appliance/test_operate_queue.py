@@ -110,7 +110,7 @@ def test_a_status_for_people_has_what_the_one_for_programs_has() -> None:
     [
         (("retry", "--redis", "URL"), "give the ID of one dead letter, or --all"),
         (("drop", "1-0", "--all", "--redis", "URL"), "give the ID of one dead letter, or --all"),
-        (("drop", "one", "--redis", "URL"), "Invalid stream ID"),
+        (("drop", "one", "--redis", "URL"), "'one' is no ID of a dead letter"),
         (("status", "--redis", "redis://:hush@127.0.0.1:9"), "redis://127.0.0.1:9 cannot be reached"),
         (("status", "--redis", "redis://:hu?sh@a"), "cannot be read"),
         (("status", "--url", "http://127.0.0.1:9"), "no appliance answers at http://127.0.0.1:9"),

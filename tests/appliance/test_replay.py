@@ -311,14 +311,15 @@ def test_a_recording_that_is_cut_off_is_told(settings, tmp_path, capsys):
 
     play(settings, tmp_path, str(path), save=tmp_path / "saved")
 
-    told = re.search(
-        r"^(\d+) frames, .*, (\d+) frames missing: their source was cut off or is damaged$",
-        capsys.readouterr().err,
-        re.MULTILINE,
+    told = capsys.readouterr().err
+    counts = re.search(
+        r"^(\d+) frames, .*, (\d+) frames missing: their source was cut off", told, re.MULTILINE
     )
-    assert told is not None
-    num_frames, num_missing = map(int, told.groups())
-    assert num_frames + num_missing == 60
+    assert counts is not None
+    num_frames, num_missing = map(int, counts.groups())
+    # why: the picture that the cut goes through may be read, and is damaged then
+    num_damaged = len(re.findall(r"1 damaged frame left out", told))
+    assert num_frames + num_damaged + num_missing == 60
     assert num_missing > 10
 
 
