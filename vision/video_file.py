@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import av
 import av.error
@@ -224,7 +224,9 @@ def upright(picture: VideoFrame, stream: VideoStream) -> Image:
     """Return a decoded picture as ``[H, W, 3]`` uint8 BGR, turned as its stream asks."""
     # why: by default each picture has a team of threads for this, which lives as long as the picture
     image = to_bgr8(picture.to_ndarray(format="bgr24", threads=1))
-    matrix = cast(SideDataContainer, picture.side_data).get(SideDataType.DISPLAYMATRIX)
+    # why: `picture.side_data` would hold the picture, and be held by it, until the garbage collector comes
+    side_data: SideDataContainer = cast(Any, SideDataContainer)(picture)
+    matrix = side_data.get(SideDataType.DISPLAYMATRIX)
     if matrix is not None:
         return apply_display_matrix(image, bytes(matrix))
     # why: old writers have only this tag; readers of today make a matrix of it, so it counts only without one

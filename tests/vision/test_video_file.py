@@ -1,5 +1,7 @@
 """Recorded video: times, turns, sizes, depths and damage."""
 
+import gc
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -10,7 +12,7 @@ from tests.vision.videos import corner, write_video
 from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.sources import open_source
 from vision.types import Image
-from vision.video_file import VideoFile
+from vision.video_file import VideoFile, upright
 
 ONE = 1 << 16
 TURNED_LEFT = (0, -ONE, 0, ONE, 0, 0, 0, 0, 1 << 30)
@@ -275,3 +277,20 @@ def test_sound_alone_is_no_source(tmp_path: Path) -> None:
         container.mux(stream.encode(frame))
     with pytest.raises(SourceUnsupported, match="no video stream"):
         VideoFile(path, "a")
+
+
+def test_a_picture_is_gone_when_it_was_turned_upright(tmp_path):
+    """PyAV's own `side_data` of a picture holds the picture, which then waits for the garbage collector."""
+    path = tmp_path / "clip.mp4"
+    write_video(path, [corner(64, 48)] * 12)
+    gc.collect()
+    gc.disable()
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            for picture in islice(container.decode(stream), 10):
+                upright(picture, stream)
+            del picture
+            assert sum(type(thing) is av.VideoFrame for thing in gc.get_objects()) <= 1
+    finally:
+        gc.enable()
