@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -226,19 +227,21 @@ def test_json_lines_go_to_a_standard_output_that_is_no_terminal(settings, monkey
 
 
 def test_the_speed_changes_nothing(settings, tmp_path):
-    """V22: the same set at 1x and at max, from a file that plays for two seconds."""
+    """V22: the same set at 1x and at max, from a file that plays for four seconds."""
     path = tmp_path / "clip.mp4"
-    write_clip(path, fps=30)
+    write_clip(path, fps=15)
 
     fast = play(settings, tmp_path, str(path))
+    begun = time.monotonic()
     slow = play(settings, tmp_path, str(path), realtime=True)
+    took_s = time.monotonic() - begun
 
     def what(lines):
         return {(line["frame_index"], line["time_s"], line["track_id"], line["label"]) for line in lines}
 
     assert what(fast) == what(slow)
     assert len(fast) > 1
-    assert slow[-1]["captured_at"] - slow[0]["captured_at"] > slow[-1]["time_s"] - slow[0]["time_s"] - 0.1
+    assert took_s > 59 / 15
 
 
 def write_clip(path: Path, *, fps: int) -> None:
