@@ -44,7 +44,6 @@ class Camera:
         self.num_detections = 0
         self.num_jobs = 0
         self.num_refused = 0
-        self.shown_at = float("-inf")
         self.num_failed = 0
         self._refusal: str | None = None
         self._failure: str | None = None

@@ -25,15 +25,14 @@ from appliance.permits import Permits
 from appliance.processes import EXIT_UNUSABLE
 from appliance.reloading import telling
 from appliance.settings import Settings, SettingsError, from_json
+from appliance.showing import Showing
 from appliance.viewing import camera_config
 from queues.config import QueueConfig
 from queues.connection import CURABLE
 from queues.errors import QueueError
 from queues.producer import JobProducer
-from vision.annotate import encode_jpeg
 from vision.errors import VisionError
 from vision.pipeline import CameraConfig, FrameResult, Pipeline
-from vision.pixels import shrink
 from vision.trigger import ON_DEMAND
 from vision.types import Frame, Observation
 from vision.urls import redact
@@ -41,11 +40,6 @@ from vision.urls import redact
 logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
-# why: a JPEG costs as much as decoding the frame did; a lone request gets one that is a second old at most.
-FRAME_EVERY_S = 1.0
-WATCHED_FRAME_EVERY_S = 0.2
-FRAME_SIDE = 1280
-FRAME_QUALITY = 85
 IDLE_WAIT_S = 0.25
 # why: frames cost the detector less together, and a frame that has waited so long still shows what is.
 COLLECT_SHARE = 0.5
@@ -78,9 +72,10 @@ class VisionWorker:
         self._permits = Permits(self._producer, settings.cameras)
         self._courses, self._teller = Courses(), Teller(self._producer)
         self._asked: dict[str, str] = {}
-        self._watched: frozenset[str] = frozenset()
+        self._showing = Showing(self._board)
         self._batch_s = 0.0
         self._asked_at = float("-inf")
+        self._watched_at = float("-inf")
         self._reported_at = float("-inf")
 
     def run(self, stop: threading.Event, *, until_ended: bool = False) -> None:
@@ -134,7 +129,7 @@ class VisionWorker:
         self._ending.append(camera)
         self._pipeline.remove(name)
         self._asked.pop(name, None)
-        self._board.forget_frame(name)
+        self._showing.forget(name)
         self._teller.tell(self._courses.end(name))
 
     def _add(self, name: str) -> None:
@@ -162,7 +157,7 @@ class VisionWorker:
 
     def _begin(self, camera: Camera) -> None:
         # why: a frame of before may show what is now masked, or a camera that is paused
-        self._board.forget_frame(camera.name)
+        self._showing.forget(camera.name)
         camera.start()
 
     @contextmanager
@@ -189,6 +184,7 @@ class VisionWorker:
         self._hastening.step()
         self._take_news()
         self._permits.tell()
+        self._look_who_watches()
         frames = self._collect()
         if frames:
             self._look_at(frames)
@@ -248,18 +244,11 @@ class VisionWorker:
     def _publish(self, result: FrameResult) -> None:
         camera = self._cameras[result.frame.camera]
         camera.num_detections += len(result.detections)
-        self._show(camera, result.frame)
+        self._showing.see(result.frame)
         self._teller.tell(self._courses.see(result))
         if result.observation is not None:
             self._describe(camera, result.observation)
         camera.succeed()
-
-    def _show(self, camera: Camera, frame: Frame) -> None:
-        now = time.monotonic()
-        every_s = WATCHED_FRAME_EVERY_S if camera.name in self._watched else FRAME_EVERY_S
-        if now - camera.shown_at >= every_s:
-            camera.shown_at = now
-            self._board.write_frame(camera.name, encode_jpeg(shrink(frame.image, FRAME_SIDE), FRAME_QUALITY))
 
     def _describe(self, camera: Camera, observation: Observation) -> None:
         job_id = f"{camera.name}-{camera.life_id}-{camera.reader.num_openings}-{observation.frame.index}"
@@ -282,11 +271,21 @@ class VisionWorker:
         if now - self._asked_at < ASKED_EVERY_S:
             return
         self._asked_at = now
-        self._watched = self._board.watched(tuple(self._cameras))
         free = [name for name in self._cameras if name not in self._asked]
         for name, event_id in self._board.take_asked(free).items():
             self._asked[name] = event_id
             self._pipeline.ask(name)
+
+    def _look_who_watches(self) -> None:
+        """Who begins to look gets a frame of now, without waiting for the camera's next one."""
+        now = time.monotonic()
+        if now - self._watched_at < ASKED_EVERY_S:
+            return
+        self._watched_at = now
+        self._showing.watched = self._board.watched(tuple(self._cameras))
+        for name in self._showing.watched:
+            with self._alone(self._cameras[name]):
+                self._showing.show(name)
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()

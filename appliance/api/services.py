@@ -36,8 +36,10 @@ _COMPLAIN_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.05
 _FAREWELL_S = 1.0
 _BACK_AFTER_S = 10
-# why: frames and statuses are written about once a second.
+# why: statuses are written about once a second, and so are frames that somebody looks at.
 _MAX_BEHIND_S = 3.0
+_NEW_S = 1.0
+_NEWER_WITHIN_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +201,18 @@ class Services:
 
     async def camera_frame(self, name: str) -> ShownFrame:
         """What a camera shows now; raises `ApiError`: 404 for an unknown one, 503 without a frame of now."""
+        until = time.monotonic() + _NEWER_WITHIN_S
+        status, frame = await self._shown_by(name)
+        # why: nobody looked until now; the camera's worker hears that somebody does, and shows a newer one
+        while _is_behind(status, frame, _NEW_S) and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            status, frame = await self._shown_by(name)
+        reason = _why_not_now(status, frame)
+        if frame is None or reason:
+            raise unavailable(f"the camera '{name}' {reason}", code="camera_not_ready")
+        return frame
+
+    async def _shown_by(self, name: str) -> tuple[CameraStatus, ShownFrame | None]:
         frame = await self.cameras.frame(name)
         statuses = {status.name: status for status in await self.cameras.statuses()}
         if name not in statuses:
@@ -206,10 +220,7 @@ class Services:
             raise not_found(
                 f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found"
             )
-        reason = _why_not_now(statuses[name], frame)
-        if frame is None or reason:
-            raise unavailable(f"the camera '{name}' {reason}", code="camera_not_ready")
-        return frame
+        return statuses[name], frame
 
     def engine_stats(self) -> EngineStats | None:
         """The engine's books, None before its start."""
@@ -281,9 +292,16 @@ def _why_not_now(status: CameraStatus, frame: ShownFrame | None) -> str | None:
         return "has no frame yet"
     if status.state != "running":
         return f"is {status.state}, its last frame is {frame.age_s:.0f} s old"
-    if frame.age_s > _MAX_BEHIND_S + (status.frame_age_s or 0.0):
+    if _is_behind(status, frame, _MAX_BEHIND_S):
         return f"was not heard of for {frame.age_s:.0f} s: its worker shows no newer frame"
     return None
+
+
+def _is_behind(status: CameraStatus, frame: ShownFrame | None, seconds: float) -> bool:
+    """Whether a camera that runs has seen more since the frame was shown, by so many seconds."""
+    if status.state != "running":
+        return False
+    return frame is None or frame.age_s > seconds + (status.frame_age_s or 0.0)
 
 
 def services_of(request: Request) -> Services:

@@ -81,7 +81,7 @@ async def test_cameras_end_and_fail_each_by_themselves(server, monkeypatch, tmp_
 
 async def test_frames_are_shown_more_often_while_somebody_looks(server, monkeypatch):
     """One that nobody wants to see costs no JPEG."""
-    monkeypatch.setattr("appliance.ingest.FRAME_EVERY_S", 1e9)
+    monkeypatch.setattr("appliance.showing.FRAME_EVERY_S", 1e9)
     chosen = settings("looks", desk="synthetic://street?seed=3&fps=10")
     worker, stop = VisionWorker(chosen, server.url), threading.Event()
     board, camera = BoardReader(server.url, tuple(chosen.cameras)), worker._cameras["desk"]

@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from appliance.api.views import ASSETS
+from appliance.board import ShownFrame
 from appliance.jobs import CameraStatus
 from queues.errors import QueueUnavailable
 from queues.types import QueueStatus
@@ -84,6 +85,20 @@ def test_an_old_frame_is_not_what_a_camera_shows(
     reply = http.get("/v1/cameras/street/frame.jpg")
     assert reply.status_code == (200 if is_shown else 503)
     assert is_shown or reply.json()["error"]["code"] == "camera_not_ready"
+
+
+def test_who_looks_at_last_waits_for_a_frame_of_now(http: httpx.Client, server: Running, monkeypatch) -> None:
+    """Its worker shows a frame that nobody looks at now and then only."""
+    shown = iter([ShownFrame(b"before", 8.0), ShownFrame(b"before", 8.1), ShownFrame(b"now", 0.1)])
+
+    async def frame(name: str) -> ShownFrame:
+        return next(shown)
+
+    status = CameraStatus(name="street", state="running", frame_age_s=0.1)
+    monkeypatch.setattr(server.cameras, "known", [status])
+    monkeypatch.setattr(server.cameras, "frame", frame)
+    reply = http.get("/v1/cameras/street/frame.jpg")
+    assert (reply.status_code, reply.content, reply.headers["x-frame-age"]) == (200, b"now", "0.1")
 
 
 def test_cameras_without_a_frame(http: httpx.Client) -> None:
