@@ -5,6 +5,9 @@ for a while with the same detector, and prints JSON: frames that were detected i
 process, and CPU milliseconds a frame, in rounds that alternate. The worker's time includes tracking, triggers
 and jobs. Both get the same `--model`; of a `.pt` the worker makes its own export where it can (`--runtime`).
 
+Cameras send about 1 Mbit/s at this size and rate (`--mbit`). What the decoder takes, the same on both sides,
+rises with it and hides the rest.
+
     python benchmarks/cameras.py --cameras 8 --fps 5 --seconds 30
 """
 
@@ -31,7 +34,8 @@ def serve(args: argparse.Namespace) -> None:
 
     stream = SceneStream("street", 7, float(args.camera_fps), (args.width, args.height))
     pictures = [stream.frame(index)[0] for index in range(SECONDS_OF_VIDEO * args.camera_fps)]
-    with RtspServer(video=encoded(fps=args.camera_fps, pictures=pictures), fps=args.camera_fps) as server:
+    video = encoded(fps=args.camera_fps, pictures=pictures, mbit_per_s=args.mbit)
+    with RtspServer(video=video, fps=args.camera_fps) as server:
         print(server.url(), flush=True)
         sys.stdin.read()
 
@@ -149,6 +153,9 @@ def main() -> None:
     parser.add_argument("--camera-fps", type=int, default=5, help="frames a second that cameras send")
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--height", type=int, default=720)
+    parser.add_argument(
+        "--mbit", type=float, default=1.0, help="Mbit/s of each camera; 0: what is encoded soonest (10)"
+    )
     parser.add_argument("--imgsz", type=int, default=320)
     parser.add_argument("--model", default=str(BUNDLED_DETECTOR))
     parser.add_argument("--runtime", choices=["auto", "torch", "openvino"], default="auto")

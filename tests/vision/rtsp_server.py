@@ -25,8 +25,12 @@ def encoded(
     fps: int = 10,
     codec: str = "libx264",
     pictures: Sequence[np.ndarray] | None = None,
+    mbit_per_s: float | None = None,
 ) -> list[bytes]:
-    """`pictures` (BGR), by default `num` with a moving block; one packet each, the first a key frame."""
+    """`pictures` (BGR), by default `num` with a moving block; one packet each, the first a key frame.
+
+    H.264 of `mbit_per_s` is as cameras send it (CABAC, deblocking), without a rate what is encoded soonest.
+    """
     pictures = pictures or list(_moving_block(size, num))
     num, (height, width) = len(pictures), pictures[0].shape[:2]
     encoder = av.CodecContext.create(codec, "w")
@@ -35,10 +39,11 @@ def encoded(
     encoder.time_base = Fraction(1, fps)
     if codec == "libx264":
         encoder.options = {
-            "preset": "ultrafast",
+            "preset": "veryfast" if mbit_per_s else "ultrafast",
             "tune": "zerolatency",
             "x264-params": f"keyint={num}:bframes=0",
         }
+        encoder.framerate, encoder.bit_rate = Fraction(fps), round(1e6 * (mbit_per_s or 0))
     packets = []
     for index, image in enumerate(pictures):
         frame = av.VideoFrame.from_ndarray(image, format="bgr24").reformat(format=encoder.pix_fmt)
