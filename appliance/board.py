@@ -63,11 +63,7 @@ class BoardWriter:
 
     def forget_frame(self, camera: str) -> None:
         """Shows no frame of the camera until the next one is written."""
-        if self._clock() >= self._quiet_until:
-            try:
-                self._redis.delete(frame_key(camera))
-            except (redis.RedisError, OSError) as error:
-                self._pause(error)
+        self._ask(lambda: self._redis.delete(frame_key(camera)))
 
     def write_status(self, status: CameraStatus) -> None:
         """Shows the camera's status for 15 s."""
@@ -75,43 +71,44 @@ class BoardWriter:
 
     def take_asked(self, cameras: Sequence[str]) -> dict[str, str]:
         """The oldest event id of each camera that a description was asked for of; nothing in an outage."""
-        ids = self._of_each(cameras, lambda pipeline, camera: pipeline.lpop(asked_key(camera)))
-        return {camera: found.decode() for camera, found in ids.items()}
+        # why: it is asked all the time, and there is nearly never one
+        if not cameras or not self._ask(lambda: self._redis.exists(*map(asked_key, cameras))):
+            return {}
+        ids = self._ask(lambda: self._pop_each([asked_key(camera) for camera in cameras]))
+        return {camera: found.decode() for camera, found in zip(cameras, ids or (), strict=False) if found}
 
     def watched(self, cameras: Sequence[str]) -> frozenset[str]:
         """The cameras whose frames somebody asked for within the last 5 s; none in an outage."""
-        found = self._of_each(cameras, lambda pipeline, camera: pipeline.exists(watched_key(camera)))
-        return frozenset(found)
+        keys = [watched_key(camera) for camera in cameras]
+        found = keys and self._ask(lambda: self._redis.mget(keys))
+        return frozenset(camera for camera, is_set in zip(cameras, found or (), strict=False) if is_set)
 
     def close(self) -> None:
         """Closes the connection; what was written expires by itself."""
         self._redis.close()
 
-    def _of_each(self, cameras: Sequence[str], ask: Callable[[Any, str], object]) -> dict[str, Any]:
-        """What Redis says of each camera, in one round trip, without those of which it says nothing."""
-        if not cameras or self._clock() < self._quiet_until:
-            return {}
+    def _pop_each(self, keys: Sequence[str]) -> list[bytes | None]:
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.lpop(key)
+            return pipeline.execute()
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """What Redis says; None in an outage, which begins if it says nothing."""
+        if self._clock() < self._quiet_until:
+            return None
         try:
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for camera in cameras:
-                    ask(pipeline, camera)
-                answers = pipeline.execute()
+            return question()
         except (redis.RedisError, OSError) as error:
             self._pause(error)
-            return {}
-        return {camera: answer for camera, answer in zip(cameras, answers, strict=True) if answer}
+            return None
 
     def _pause(self, error: Exception) -> None:
         self._quiet_until = self._clock() + OUTAGE_PAUSE_S
         logger.warning("camera frames and status are not shown: %s", type(error).__name__)
 
     def _set(self, key: str, value: bytes, ttl_s: int) -> None:
-        if self._clock() < self._quiet_until:
-            return
-        try:
-            self._redis.set(key, value, ex=ttl_s)
-        except (redis.RedisError, OSError) as error:
-            self._pause(error)
+        self._ask(lambda: self._redis.set(key, value, ex=ttl_s))
 
 
 class BoardReader:

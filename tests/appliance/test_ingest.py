@@ -118,6 +118,8 @@ async def test_the_board_knows_the_configured_cameras_only(server):
     assert await board.frame("back") is None
     assert await board.frame("other") is None
     assert writer.watched(("front", "back", "other")) == {"front", "back"}
+    assert (writer.watched(()), writer.take_asked(())) == (set(), {})
+    assert writer.watched(("back",)) == {"back"}, "no camera is no outage"
     assert [(s.name, s.state, s.num_frames) for s in await board.statuses()] == [
         ("front", "running", 3),
         ("back", "connecting", 0),
