@@ -149,8 +149,13 @@ local function drop_waiting(key, entry_id, reason)
   return job, size
 end
 
+-- For a stream without any entry: those that waited are gone, and with them what is left of them.
 local function forget_lines()
   for _, key in ipairs(redis.call('ZRANGE', turns, 0, -1)) do
+    for _, entry_id in ipairs(redis.call('ZRANGE', line(key), 0, -1)) do
+      redis.call('DEL', body_key(entry_id))
+      count('dropped:expired', 1)
+    end
     redis.call('DEL', line(key))
     redis.call('HDEL', counts, load(key))
   end

@@ -207,6 +207,25 @@ async def test_lost_lines_are_made_again(
     check_books(server)
 
 
+@pytest.mark.parametrize("loss", ["trimmed", "deleted"])
+async def test_jobs_whose_stream_is_gone_are_counted(
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer, loss: str
+) -> None:
+    """Q1, Q4: somebody emptied the stream; nothing is left of what waited, whoever comes first then."""
+    for name in ("a", "b", "c"):
+        producer.put(make_job(name, key=name))
+    with raw_client(server) as client:
+        if loss == "trimmed":
+            client.xtrim(FAST.stream, maxlen=0, approximate=False)
+        else:
+            client.delete(FAST.stream)
+    producer.put(make_job("d", key="d"))
+    status = producer.status()
+    assert (status.num_put, status.depth, status.dropped) == (4, 1, {"expired": 3})
+    check_books(server)
+    assert names(await consumer.take(9, 20_000)) == ["d"]
+
+
 async def test_jobs_that_an_older_version_left(server: EmbeddedServer, consumer: JobConsumer) -> None:
     """It had their bodies in the stream: they are worked on, and the books hold afterwards."""
     fields = {"job_id": "old", "key": "cam", "created_at": 1, "expires_at": "", "deadline_ms": ""}
