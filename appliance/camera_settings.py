@@ -1,6 +1,6 @@
 """The settings of one camera: where its frames come from, and how they are read."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -96,9 +96,16 @@ def complete(cameras: dict[str, CameraSettings], common: ViewSettings) -> dict[s
     return complete
 
 
-def misfits(cameras: Mapping[str, CameraSettings]) -> list[str]:
-    """What `complete` would raise, of cameras that are complete."""
-    problems = [f".{name}{problem}" for name, camera in cameras.items() for problem in camera.problems()]
+def misfits(
+    cameras: Mapping[str, CameraSettings], unread: Mapping[str, Collection[str]] | None = None
+) -> list[str]:
+    """What `complete` would raise, of cameras that are complete but for zones and lines that are `unread`."""
+    missing = unread or {}
+    problems = [
+        f".{name}{problem}"
+        for name, camera in cameras.items()
+        for problem in camera.problems(missing.get(name, ()))
+    ]
     problems += [
         f"camera name {name!r}: use letters, digits, '-' and '_'" for name in cameras if not _is_plain(name)
     ]

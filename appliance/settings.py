@@ -210,10 +210,19 @@ def read_settings(
         except SourceError as error:
             return None, [*lines, f"environment: {error}: lists and tables are written as JSON"]
         else:
-            unfit = misfits(settings.cameras) if lines else []
+            unfit = misfits(settings.cameras, _unread(left_out)) if lines else []
             more = [f"{where}: cameras{line if line.startswith('.') else f': {line}'}" for line in unfit]
             return settings, [*lines, *(line for line in more if line not in lines)]
     return None, lines
+
+
+def _unread(left_out: Iterable[Location]) -> dict[str, set[str]]:
+    """The zones and lines of each camera that were taken out for mistakes in them."""
+    names: dict[str, set[str]] = {}
+    for location in left_out:
+        if len(location) > 3 and location[0] == "cameras" and location[2] in ("zones", "lines"):
+            names.setdefault(str(location[1]), set()).add(str(location[3]))
+    return names
 
 
 def _is_own(location: Location) -> bool:

@@ -4,7 +4,7 @@ Coordinates are `x,y` pairs from 0 to 1, or pixels of `detect.width` x `detect.h
 `"0.1,0.5,0.9,0.5,…"` or a list.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
@@ -194,8 +194,11 @@ class ViewSettings(SettingsPart):
         """Frames a second to look at; None for all."""
         return self.detect.fps
 
-    def problems(self) -> Iterator[str]:
-        """What cannot be together: each with its path, which begins with a dot."""
+    def problems(self, unread: Collection[str] = ()) -> Iterator[str]:
+        """What cannot be together: each with its path, which begins with a dot.
+
+        `unread` are zones and lines that are missing here only because of mistakes in them.
+        """
         for path, corners in self._all_corners():
             if max(map(max, corners)) <= 1:
                 continue
@@ -207,18 +210,19 @@ class ViewSettings(SettingsPart):
                 )
             elif any(x > width or y > height for x, y in corners):
                 yield f"{path}: a point lies outside of detect.width x detect.height, {width}x{height}"
-        yield from self._wrong_names("required_zones", self.describe.required_zones, self.zones)
         triggers = self.describe.triggers
-        yield from self._wrong_names("triggers.zone_entry", triggers.zone_entry, self.zones)
-        yield from self._wrong_names("triggers.line_crossing", triggers.line_crossing, self.lines)
-        yield from self._wrong_names(
-            "triggers.dwell.zones", triggers.dwell and triggers.dwell.zones, self.zones
-        )
+        for path_of_names, names, known in (
+            ("required_zones", self.describe.required_zones, self.zones),
+            ("triggers.zone_entry", triggers.zone_entry, self.zones),
+            ("triggers.line_crossing", triggers.line_crossing, self.lines),
+            ("triggers.dwell.zones", triggers.dwell and triggers.dwell.zones, self.zones),
+        ):
+            chosen = [name for name in names if name not in unread] if isinstance(names, tuple) else []
+            yield from self._wrong_names(path_of_names, chosen, known)
 
     def _wrong_names(
-        self, path: str, names: object, known: Mapping[str, "ZoneSettings | LineSettings"]
+        self, path: str, chosen: Sequence[str], known: "Mapping[str, ZoneSettings | LineSettings]"
     ) -> Iterator[str]:
-        chosen = names if isinstance(names, tuple) else ()
         for name in chosen:
             if name not in known:
                 yield f".describe.{path}: no {name!r} here; there is {', '.join(known) or 'none'}"

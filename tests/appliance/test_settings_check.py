@@ -258,6 +258,23 @@ def test_every_problem_is_told_in_one_round(box: Path) -> None:
     assert "cameras.b.source" not in refused.stderr, "it may come yet"
 
 
+@pytest.mark.parametrize(
+    "describe",
+    ["required_zones: [porch]", "triggers: {zone_entry: [porch]}", "triggers: {line_crossing: [kerb]}"],
+)
+def test_a_zone_that_is_wrong_is_told_once(box: Path, describe: str) -> None:
+    """Who names it is not told that it is missing; a name that nobody has still is."""
+    places = 'zones: {porch: {coordinates: "0,0,1"}}, lines: {kerb: {coordinates: "0,0,0,0"}}'
+    text = 'cameras: {a: {source: "synthetic://street", %s, describe: {%s}}}'
+    box.write_text(text % (places, describe))
+    once = {line.split(": ")[2] for line in config_check(box).stderr.splitlines()}
+    assert once == {"cameras.a.zones.porch.coordinates", "cameras.a.lines.kerb.coordinates"}
+
+    box.write_text(text % (places, describe.replace("[", "[nowhere, ")))
+    told = config_check(box).stderr
+    assert told.count("no 'nowhere' here") == len(told.splitlines()) - 2 == 1
+
+
 def test_a_prompt_may_hold_json(box: Path) -> None:
     box.write_text(json.dumps({"describe": {"prompt": 'Answer {"a": 1} for {label} at {time}'}}))
 
