@@ -317,7 +317,8 @@ async def _serve_http(server: ApiServer, listener: socket.socket) -> None:
 async def _keep_running(redis: EmbeddedServer) -> None:
     while True:
         try:
-            if redis.ensure_running():
+            # why: a start takes as long as the machine wants, and chats go on meanwhile.
+            if await asyncio.to_thread(redis.ensure_running):
                 logger.error("the embedded Valkey had ended and was started again")
         except (QueueError, OSError) as error:
             logger.error("the embedded Valkey had ended and cannot be started: %s", error)

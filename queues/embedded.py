@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from queues.errors import ServerStartFailed
 
 _LONGEST_SOCKET_PATH = 100
 _LOG_TAIL = 2000
+_ANSWER_S = 1.0
 
 # why: a shell between us and the server. Its reader waits on a pipe whose other end only this process holds,
 # so it sees our end however we die, from whichever thread the server was started, on Linux and macOS alike;
@@ -86,6 +88,7 @@ class EmbeddedServer:
         self._folder = _new_folder()
         self._owner = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
+        self._starting, self._is_closed = threading.Lock(), threading.Event()
         atexit.register(self.close)
         try:
             self._start()
@@ -104,17 +107,24 @@ class EmbeddedServer:
         return self._process is not None and self._process.poll() is None
 
     def ensure_running(self) -> bool:
-        """Start the server again, empty and at the same `url`, if it ended; True when that was needed."""
-        if self.is_running:
-            return False
-        self._stop()
-        self._start()
-        return True
+        """Start the server again, empty and at the same `url`, if it ended; True when that was needed.
+
+        Blocks until it is up; any thread may call it, and `close` ends the wait with `ServerStartFailed`.
+        """
+        with self._starting:
+            if self.is_running or self._is_closed.is_set():
+                return False
+            self._stop()
+            self._start()
+            return True
 
     def close(self) -> None:
         """End the server and remove its folder; may be called twice."""
         atexit.unregister(self.close)
-        if os.getpid() == self._owner:
+        if os.getpid() != self._owner:
+            return
+        self._is_closed.set()
+        with self._starting:
             self._stop()
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -174,12 +184,16 @@ class EmbeddedServer:
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = self._log.read_text(errors="replace")[-_LOG_TAIL:]
                 raise ServerStartFailed(f"{self._binary} did not start; the end of its log:\n{tail}")
-            time.sleep(0.01)
+            if self._is_closed.wait(0.01):
+                raise ServerStartFailed(f"{self._binary} was closed while it started")
 
     def _answers(self) -> bool:
         try:
             with redis.Redis(
-                unix_socket_path=str(self._socket), protocol=2, retry=Retry(NoBackoff(), 0)
+                unix_socket_path=str(self._socket),
+                protocol=2,
+                socket_timeout=_ANSWER_S,
+                retry=Retry(NoBackoff(), 0),
             ) as client:
                 return bool(client.ping())
         except (redis.RedisError, OSError):

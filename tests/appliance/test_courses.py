@@ -5,6 +5,7 @@ import numpy as np
 from appliance.courses import Courses, Teller
 from appliance.jobs import EventChange, decode_change
 from queues import EmbeddedServer, JobProducer, ResultReader
+from tests.queues.helpers import kill_server
 from tests.vision.moving import Thing, detections, frame
 from vision.pipeline import FrameResult
 from vision.types import Observation
@@ -70,7 +71,7 @@ async def test_what_could_not_be_told_is_told_later_in_order() -> None:
     courses = Courses()
     with EmbeddedServer() as server, JobProducer(server.url) as producer:
         teller = Teller(producer)
-        server.close()
+        kill_server(server)
         teller.tell(courses.begin(observation(0), "a"))
         server.ensure_running()
         async with ResultReader(server.url, stream=producer.config.told) as reader:

@@ -10,6 +10,7 @@ from appliance.jobs import CameraStatus, status_key
 from appliance.orphans import ORPHAN_AFTER_S, Orphans
 from queues import EmbeddedServer
 from tests.appliance.descriptions import description
+from tests.queues.helpers import kill_server
 
 
 class Front:
@@ -74,7 +75,7 @@ async def test_in_an_outage_nobody_is_known_to_be_gone():
         front = Front(server.url)
         front.events.add(description("goes-on"))
         await front.look(ORPHAN_AFTER_S - 1)
-        server.close()
+        kill_server(server)
         assert await front.look() == []
         server.ensure_running()
         assert await front.look(ORPHAN_AFTER_S - 1) == []
