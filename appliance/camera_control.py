@@ -7,7 +7,7 @@ again with what is wanted then.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -56,7 +56,7 @@ class CameraControl:
     """Changes cameras while the vision worker runs; `start` makes the worker, once there is a camera.
 
     `permit` tells the queue what a camera's jobs have to have, before the worker is told; it may fail with a
-    `QueueError`, for the worker tells it too.
+    `QueueError`, for the worker tells it too. `on_change` gets the names that there are after a change.
     """
 
     def __init__(self, settings: Settings, redis_url: str, board: BoardReader, start: Start) -> None:
@@ -64,6 +64,7 @@ class CameraControl:
         self._board = board
         self._start = start
         self.permit: Callable[[str, str], Awaitable[object]] | None = None
+        self.on_change: Callable[[Sequence[str]], object] = lambda names: None
         self._worker = self._started() if settings.cameras else None
         self._is_wanted = asyncio.Event()
         self._changed_at: dict[str, float] = {}
@@ -190,6 +191,7 @@ class CameraControl:
         known, now = self._changed_at, time.time()
         self._changed_at = {n: known.get(n, 0.0) if old.get(n) == new[n] else now for n in new}
         self._board.names = self.names
+        self.on_change(self.names)
         if self._worker is not None:
             self._worker.send(self._payload())
         elif settings.cameras:

@@ -138,6 +138,7 @@ class _Service:
         stack.push_async_callback(self._board.close)
         # why: the worker loads its detector while the engine loads here.
         self.cameras = CameraControl(settings, url, self._board, start_worker)
+        self.cameras.on_change = self._outputs.change_cameras
         stack.push_async_callback(self.cameras.stop)
         self._engine = EngineProcess(settings.engine, turns=turn_config(settings))
         self._consumer = JobConsumer(url, settings.queue)

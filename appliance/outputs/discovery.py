@@ -23,6 +23,11 @@ def events_topic(settings: MqttSettings) -> str:
     return f"{settings.prefix}/events"
 
 
+def cameras_topic(settings: MqttSettings) -> str:
+    """The names of the appliance's own cameras, as a JSON list, retained."""
+    return f"{settings.prefix}/cameras"
+
+
 def description_topic(settings: MqttSettings, camera: str) -> str:
     """The camera's newest description, retained: `text` fit for a state, and the event's main fields."""
     return f"{settings.prefix}/{camera}/description"
@@ -49,6 +54,12 @@ def discovery_messages(settings: MqttSettings, camera: str) -> dict[str, dict[st
         | _common(settings, node, camera, name)
         for name, (component, fields) in entities.items()
     }
+
+
+def camera_topics(settings: MqttSettings, camera: str) -> list[str]:
+    """All that is retained of a camera, its entities first, whether there are pictures now or not."""
+    entities = discovery_messages(settings.model_copy(update={"snapshots": True}), camera)
+    return [*entities, description_topic(settings, camera), snapshot_topic(settings, camera)]
 
 
 def _sensor(topic: str) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiomqtt
@@ -13,25 +12,23 @@ import msgspec
 
 from appliance.output_settings import MqttSettings
 from appliance.outputs import discovery
+from appliance.outputs.announcing import Announcer, ShownReader, keep
 from appliance.outputs.delivery import DeliveryError, pause_after
 from appliance.outputs.messages import told
 from appliance.outputs.outbox import Message
+from appliance.tasks import run_beside
 
 logger = logging.getLogger(__name__)
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _KEEP_ALIVE_S = 20
-_SHOWN = ("id", "label", "zones", "captured_at", "described_at", "state", "error")
-
-Shown = tuple[dict[str, Any], bytes | None]
-ShownReader = Callable[[str], Shown | None]
 
 
 class MqttOutput:
     """Publishes with QoS 1; `run` keeps the connection, and `send` waits for it.
 
-    `cameras` are announced to Home Assistant at each connection, others with their first event. `shown` gives
-    what a camera shows, an event and its picture; the broker is told at each connection and description.
+    Cameras are announced to Home Assistant (`Announcer`); what each shows is told at each connection, change
+    of the cameras, and description.
     """
 
     name = "mqtt"
@@ -39,14 +36,17 @@ class MqttOutput:
     def __init__(self, settings: MqttSettings, cameras: Sequence[str], shown: ShownReader) -> None:
         self.give_up_after_s = settings.give_up_after_s
         self._settings = settings
-        self._announced = set(cameras)
-        self._shown = shown
+        self._announcer = Announcer(settings, cameras, shown)
         self._client: aiomqtt.Client | None = None
         self._is_connected = asyncio.Event()
         self._problem = "not connected yet"
         parts = urlsplit(settings.url)
         self._host, self._port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
         self._tls = _tls_context(settings) if parts.scheme == "mqtts" else None
+
+    def change(self, cameras: Sequence[str]) -> None:
+        """The cameras are others now."""
+        self._announcer.change(cameras)
 
     async def run(self) -> None:
         """Connect, and connect again, until cancelled."""
@@ -104,54 +104,32 @@ class MqttOutput:
 
     async def _stay(self, client: aiomqtt.Client) -> None:
         """Announce everything, then let messages through until the connection is lost (`MqttError`)."""
-        settings = self._settings
-        for camera in sorted(self._announced):
-            await self._announce(client, camera)
-            await self._show(client, camera)
-        await self._publish(client, discovery.status_topic(settings), "online")
+        status = discovery.status_topic(self._settings)
+        await self._announcer.connect(client)
+        await keep(client, status, "online")
         self._client = client
         self._is_connected.set()
         try:
-            async for _ in client.messages:
-                pass
+            await run_beside(_listen(client), self._announcer.follow(client))
         finally:
             self._client = None
             self._is_connected.clear()
             # why: the broker says `offline` only when nobody says goodbye.
             with suppress(aiomqtt.MqttError):
-                await self._publish(client, discovery.status_topic(settings), "offline")
+                await keep(client, status, "offline")
 
     async def _publish_event(self, client: aiomqtt.Client, message: Message) -> None:
-        settings, event = self._settings, msgspec.json.decode(message.body)
-        camera = event["camera"]
-        if camera not in self._announced:
-            await self._announce(client, camera)
-            self._announced.add(camera)
+        camera = msgspec.json.decode(message.body)["camera"]
+        await self._announcer.meet(client, camera)
         if message.kind == "described":
-            await self._show(client, camera)
-        await client.publish(discovery.events_topic(settings), told(message), qos=1)
-
-    async def _show(self, client: aiomqtt.Client, camera: str) -> None:
-        shown = await asyncio.to_thread(self._shown, camera)
-        if shown is None:
-            return
-        event, jpeg = shown
-        if jpeg is not None:
-            await self._publish(client, discovery.snapshot_topic(self._settings, camera), jpeg)
-        await self._publish(client, discovery.description_topic(self._settings, camera), _state(event))
-
-    async def _announce(self, client: aiomqtt.Client, camera: str) -> None:
-        for topic, fields in discovery.discovery_messages(self._settings, camera).items():
-            await self._publish(client, topic, msgspec.json.encode(fields))
-
-    async def _publish(self, client: aiomqtt.Client, topic: str, payload: str | bytes) -> None:
-        await client.publish(topic, payload, qos=1, retain=True)
+            await self._announcer.show(client, camera)
+        await client.publish(discovery.events_topic(self._settings), told(message), qos=1)
 
 
-def _state(event: dict[str, Any]) -> bytes:
-    text = event["description"]
-    short = text if len(text) <= discovery.MAX_STATE else f"{text[: discovery.MAX_STATE - 1]}…"
-    return msgspec.json.encode({"text": short, "description": text} | {key: event.get(key) for key in _SHOWN})
+async def _listen(client: aiomqtt.Client) -> None:
+    """Until the connection is lost, which raises `MqttError`; nothing that is said is for us."""
+    async for _ in client.messages:
+        pass
 
 
 def _tls_context(settings: MqttSettings) -> ssl.SSLContext:

@@ -10,8 +10,9 @@ import msgspec
 
 from appliance.events import EventFilter, EventStore
 from appliance.output_settings import MqttSettings, OutputSettings, WebhookSettings, WhatIsSent
+from appliance.outputs.announcing import Shown
 from appliance.outputs.delivery import Delivery, Output
-from appliance.outputs.mqtt import MqttOutput, Shown
+from appliance.outputs.mqtt import MqttOutput
 from appliance.outputs.outbox import Body, Kind, Wanted
 from appliance.outputs.webhook import Webhook
 from appliance.tasks import persist, run_beside
@@ -37,6 +38,11 @@ class Outputs:
         self._num_failures = Counter() if num_failures is None else num_failures
         self._mqtt = _open_mqtt(settings.mqtt, cameras, events) if settings.mqtt else None
         events.outbox.connect({name: _wanted(what) for name, what in settings.by_name.items()})
+
+    def change_cameras(self, cameras: Sequence[str]) -> None:
+        """The cameras are others now; what was told of those that are gone is taken back."""
+        if self._mqtt:
+            self._mqtt.change(cameras)
 
     async def run(self) -> None:
         """Send until cancelled, whoever there is to send to."""

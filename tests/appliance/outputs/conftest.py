@@ -1,7 +1,7 @@
 """A store in memory, outputs that run beside a test, and pauses that a test can wait for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from typing import Any
 
@@ -14,7 +14,7 @@ from appliance.outputs.runner import Outputs
 from appliance.tasks import end_all
 from tests.appliance.outputs.receiver import Receiver, receiving
 
-RunOutputs = Callable[..., AbstractAsyncContextManager[None]]
+RunOutputs = Callable[..., AbstractAsyncContextManager[Outputs]]
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +34,11 @@ def run_outputs(store: EventStore) -> RunOutputs:
     """Outputs of these settings, running while the context lasts."""
 
     @asynccontextmanager
-    async def run(**settings: Any) -> AsyncIterator[None]:
-        outputs = Outputs(OutputSettings(**settings), store, ["street"])
+    async def run(*, cameras: Sequence[str] = ("street",), **settings: Any) -> AsyncIterator[Outputs]:
+        outputs = Outputs(OutputSettings(**settings), store, cameras)
         task = asyncio.create_task(outputs.run())
         try:
-            yield
+            yield outputs
             assert not task.done(), task.result()
         finally:
             await end_all([task])

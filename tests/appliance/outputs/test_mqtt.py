@@ -82,7 +82,7 @@ async def test_events_and_discovery(store: EventStore, run_outputs: RunOutputs, 
         async with listening(broker) as late:
             await until_async(lambda: "appliance/yard/description" in late.newest and late.newest)
             kept = late.newest
-            await until_async(lambda: len(late.newest) >= 8)
+            await until_async(lambda: len(late.newest) >= 9)
             kept = late.newest
     assert kept["appliance/status"] == b"online"
     assert kept["appliance/street/snapshot"] == b"\xff\xd8jpeg"
@@ -97,6 +97,79 @@ async def test_events_and_discovery(store: EventStore, run_outputs: RunOutputs, 
     image = msgspec.json.decode(kept["homeassistant/image/appliance/street_snapshot/config"])
     assert image["image_topic"] == "appliance/street/snapshot"
     assert image["device"] == sensor["device"]
+
+
+async def retained(broker: Broker) -> dict[str, bytes]:
+    """All that the broker keeps; what is published now comes behind that."""
+    kept: dict[str, bytes] = {}
+    async with aiomqtt.Client("127.0.0.1", broker.port) as client:
+        await client.subscribe("#", qos=1)
+        await client.publish("end", b"end", qos=1)
+        async for message in client.messages:
+            if message.topic.value == "end":
+                return kept
+            if message.retain and isinstance(message.payload, bytes):
+                kept[message.topic.value] = message.payload
+    raise AssertionError("the broker is gone")
+
+
+async def keeps(broker: Broker, *cameras: str) -> None:
+    """Wait until the broker keeps a list of exactly these cameras."""
+    wanted = msgspec.json.encode(sorted(cameras))
+    async with asyncio.timeout(30):
+        while (await retained(broker)).get("appliance/cameras") != wanted:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+async def test_a_camera_that_is_removed_is_taken_back(
+    store: EventStore, run_outputs: RunOutputs, broker: Broker
+) -> None:
+    """Its entities, picture and words go, and no last event brings them back; one that comes is told."""
+    store.add(description("1"), b"jpeg")
+    async with run_outputs(mqtt={"url": broker.url}) as outputs:
+        await until_async(lambda: not store.outbox.statuses()["mqtt"].num_waiting)
+        await keeps(broker, "street")
+        assert len([topic for topic in await retained(broker) if "street" in topic]) == 4
+        outputs.change_cameras(["yard"])
+        await keeps(broker, "yard")
+        store.add(description("2"), b"last words")
+        await until_async(lambda: store.outbox.statuses()["mqtt"].num_sent == 1)
+        kept = await retained(broker)
+        assert not [topic for topic in kept if "street" in topic]
+        assert "homeassistant/sensor/appliance/yard_description/config" in kept
+        outputs.change_cameras(["street"])
+        await keeps(broker, "street")
+        kept = await retained(broker)
+        assert kept["appliance/street/snapshot"] == b"last words"
+        assert not [topic for topic in kept if "yard" in topic]
+
+
+async def test_a_camera_that_was_removed_before_the_start_is_taken_back(
+    store: EventStore, run_outputs: RunOutputs, broker: Broker
+) -> None:
+    """By the broker's own list; what an `ingest` elsewhere has told of stays."""
+    mqtt = {"url": broker.url, "cameras": ["street", "yard", "elsewhere"]}
+    async with run_outputs(cameras=["street", "yard", "not wanted"], mqtt=mqtt):
+        await keeps(broker, "street", "yard")
+        store.add(description("1", camera="elsewhere"))
+        await until_async(lambda: store.outbox.statuses()["mqtt"].num_sent == 1)
+    assert not [topic for topic in await retained(broker) if "not wanted" in topic]
+    async with run_outputs(cameras=["street"], mqtt=mqtt):
+        await keeps(broker, "street")
+        kept = await retained(broker)
+    assert not [topic for topic in kept if "yard" in topic]
+    for camera in ("street", "elsewhere"):
+        assert f"homeassistant/sensor/appliance/{camera}_description/config" in kept
+
+
+async def test_a_list_that_is_none_is_written_anew(
+    store: EventStore, run_outputs: RunOutputs, broker: Broker
+) -> None:
+    async with aiomqtt.Client("127.0.0.1", broker.port) as client:
+        await client.publish("appliance/cameras", b"{junk", qos=1, retain=True)
+    async with run_outputs(mqtt={"url": broker.url}):
+        await keeps(broker, "street")
 
 
 async def test_listeners_hear_every_event_and_the_goodbye(
