@@ -13,6 +13,7 @@ import msgspec
 import redis
 
 from appliance.jobs import CameraStatus, asked_key, frame_key, status_key, watched_key
+from appliance.rivals import Rivals
 from queues import QueueConfig, connect, connect_async
 
 logger = logging.getLogger(__name__)
@@ -50,12 +51,16 @@ class AskedTooOftenError(Exception):
 
 
 class BoardWriter:
-    """Writes frames and statuses; a server that is away is left alone for a while, nothing is raised."""
+    """Writes frames and statuses; a server that is away is left alone for a while, nothing is raised.
+
+    A status tells of another worker that writes one of the same camera (`Rivals`).
+    """
 
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._redis = connect(url, _TIMES)
         self._clock = clock
         self._quiet_until = 0.0
+        self._rivals = Rivals(clock)
 
     def write_frame(self, camera: str, jpeg: bytes) -> None:
         """Shows `jpeg` as the camera's newest frame for 30 s."""
@@ -67,7 +72,9 @@ class BoardWriter:
 
     def write_status(self, status: CameraStatus) -> None:
         """Shows the camera's status for 15 s."""
-        self._set(status_key(status.name), msgspec.json.encode(status), STATUS_TTL_S)
+        value = msgspec.json.encode(self._rivals.signed(status))
+        before = self._set(status_key(status.name), value, STATUS_TTL_S, get=True)
+        self._rivals.look(status.name, _status_decoder.decode(before) if before else None)
 
     def take_asked(self, cameras: Sequence[str]) -> dict[str, str]:
         """The oldest event id of each camera that a description was asked for of; nothing in an outage."""
@@ -107,8 +114,9 @@ class BoardWriter:
         self._quiet_until = self._clock() + OUTAGE_PAUSE_S
         logger.warning("camera frames and status are not shown: %s", type(error).__name__)
 
-    def _set(self, key: str, value: bytes, ttl_s: int) -> None:
-        self._ask(lambda: self._redis.set(key, value, ex=ttl_s))
+    def _set(self, key: str, value: bytes, ttl_s: int, *, get: bool = False) -> Any:
+        """With `get`, what was there before."""
+        return self._ask(lambda: self._redis.set(key, value, ex=ttl_s, get=get))
 
 
 class BoardReader:

@@ -185,6 +185,7 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     often its stream began, `frame_age_s` the age of its newest frame, `begun_at` when the worker began with
     its settings (unix seconds, as `updated_at`). `open_events` are the ids of its events that have not ended;
     None from a worker that does not tell. `is_unheard`, which the front says, is for a worker gone or silent.
+    `worker` names the process that wrote it, `life_id` is another one for each.
     """
 
     name: str
@@ -203,6 +204,8 @@ class CameraStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     open_events: list[str] | None = None
     is_unheard: bool = False
+    worker: str = ""
+    life_id: str = ""
 
 
 def frame_key(camera: str) -> str:

@@ -8,8 +8,8 @@ from appliance.jobs import CameraStatus
 from vision.urls import redact
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*?…")
-# why: `error` may repeat the camera's URL with its password; `open_events` are between worker and front.
-_HIDDEN = ("name", "state", "error", "begun_at", "open_events", "is_unheard")
+# why: `error` may repeat the camera's URL with its password; the last ones are between workers and front.
+_HIDDEN = ("name", "state", "error", "begun_at", "open_events", "is_unheard", "worker", "life_id")
 
 
 def camera_body(status: CameraStatus, services: Services, *, has_settings: bool = False) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from appliance.settings import Settings, load_settings, to_json
 from appliance.view_settings import PrivacySettings
 from queues import EmbeddedServer, JobConsumer, QueueUnavailable, connect
 from tests.appliance.running import until
+from tests.queues.helpers import kill_server
 from tests.queues.servers import Server, started
 from vision.errors import UnknownClass
 
@@ -128,6 +129,43 @@ async def test_the_board_knows_the_configured_cameras_only(server):
     await board.close()
 
 
+async def test_two_workers_with_a_camera_of_one_name_are_told_of_each_other(server, caplog):
+    """Each is named where the other's users look, and again not once one of them is gone."""
+    now, (name,) = 0.0, ("shared",)
+    one, other = (BoardWriter(server.url, lambda: now) for _ in range(2))
+    other._rivals._who = "process 7 on elsewhere"
+    board, status = BoardReader(server.url, (name,)), CameraStatus(name=name, state="running")
+    told = []
+    for writer in [one, other] * 5:
+        writer.write_status(status)
+        told += [(shown.worker, shown.error) for shown in await board.statuses()]
+    assert told[0][1] is None
+    assert "process 7 on elsewhere runs a camera of this name too: give one" in told[-2][1]
+    assert one._rivals._who in told[-1][1]
+    one.write_status(CameraStatus(name=name, state="stalled", error="no picture comes"))
+    assert [shown.error for shown in await board.statuses()] == ["no picture comes"]
+    now = 20.0
+    one.write_status(status)
+    assert [shown.error for shown in await board.statuses()] == [None]
+    assert len([line for line in caplog.messages if f"camera={name} process" in line]) == 2
+    for writer in (one, other):
+        writer.close()
+    await board.close()
+
+
+async def test_a_worker_in_place_of_one_that_ended_has_no_rival(server, caplog):
+    """It finds the other's status, and its last words; a Redis that was away changes nothing in that."""
+    board, status = BoardReader(server.url, ("handed-on",)), CameraStatus(name="handed-on", state="running")
+    before, after = BoardWriter(server.url), BoardWriter(server.url)
+    for writer in (before, after, before, after, after, after):
+        writer.write_status(status)
+    assert [shown.error for shown in await board.statuses()] == [None]
+    assert not [line for line in caplog.messages if "another name" in line]
+    for writer in (before, after):
+        writer.close()
+    await board.close()
+
+
 async def test_no_more_is_asked_for_than_may_wait(server):
     """What was promised comes; what is not taken frees its place when the worker takes another."""
     writer, board = BoardWriter(server.url), BoardReader(server.url, ("asked",))
@@ -145,7 +183,7 @@ async def test_the_board_survives_an_outage(tmp_path: Path, caplog):
     now = 0.0
     with EmbeddedServer() as server:
         writer, board = BoardWriter(server.url, lambda: now), BoardReader(server.url, ("front",))
-        server.close()
+        kill_server(server)
         for _ in range(20):
             writer.write_frame("front", b"jpeg")
         assert await board.frame("front") is None
