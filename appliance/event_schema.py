@@ -40,8 +40,20 @@ def open_database(path: Path | None) -> sqlite3.Connection:
     except (sqlite3.Error, EventStoreError) as error:
         if database is not None:
             database.close()
-        raise EventStoreError(f"{path}: cannot be used as event store: {error}") from error
+        reason = why_not_written(error) if isinstance(error, sqlite3.Error) else error
+        raise EventStoreError(f"{path}: cannot be used as event store: {reason}") from error
     return database
+
+
+def why_not_written(error: sqlite3.Error) -> str:
+    """What SQLite says, and what to do about it where that is plain."""
+    # why: the lowest byte is the kind of error, the others which one of it
+    kind = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if kind == sqlite3.SQLITE_FULL:
+        return f"{error}: make room on the disk of events.path"
+    if kind == sqlite3.SQLITE_IOERR:
+        return f"{error}: see that the disk of events.path has room and is sound"
+    return str(error)
 
 
 def searchable(body: Mapping[str, Any]) -> str:
@@ -274,6 +286,16 @@ def _count_rows(
     database.execute(f"INSERT INTO sizes {counted}")
 
 
+def _add_kind(database: sqlite3.Connection) -> None:
+    """What changed last, as outputs call it; of older events as far as their body tells."""
+    database.execute("ALTER TABLE events ADD COLUMN kind TEXT NOT NULL DEFAULT 'described'")
+    described_at, state = (
+        f"json_extract(CAST(body AS TEXT), '$.{key}')" for key in ("described_at", "state")
+    )
+    kind = f"iif({described_at} IS NULL, {state}, 'failed')"
+    database.execute(f"UPDATE events SET kind = {kind} WHERE NOT is_described")
+
+
 # invariant: only appended to; what stands here has run on somebody's file.
 _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _create,
@@ -282,4 +304,5 @@ _MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
     _add_fates,
     _add_open,
     _add_sizes,
+    _add_kind,
 )

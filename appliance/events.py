@@ -5,6 +5,7 @@ a redelivered job changes nothing. Each change gives it a new number, under whic
 """
 
 import asyncio
+import logging
 import sqlite3
 import threading
 import time
@@ -27,6 +28,7 @@ from appliance.event_schema import (
     searchable,
     take_fate,
     transaction,
+    why_not_written,
 )
 from appliance.jobs import Description, EventChange
 from appliance.outputs.outbox import Kind, Outbox
@@ -34,9 +36,13 @@ from appliance.retention import Retention, SteadyClock, forget_old, forget_too_m
 
 __all__ = ["EventFilter", "EventStore", "EventStoreError", "Place", "Retention", "SearchError", "StoredEvent"]
 
-DAY_S = 86_400.0
+logger = logging.getLogger(__name__)
 
-_COLUMNS = "seq, id, body, captured_at, born"
+DAY_S = 86_400.0
+PROBLEM_S = 15.0
+COMPLAIN_EVERY_S = 60.0
+
+_COLUMNS = "seq, id, body, captured_at, born, kind"
 _ROUNDS_A_CHANGE = 8
 _MAX_MARKS = 100
 _MOST_LOST = 500
@@ -50,7 +56,7 @@ Place = tuple[float, int]
 class StoredEvent(NamedTuple):
     """One event as it is sent: `seq` grows with every change of the store, `body` is JSON in UTF-8.
 
-    Its `place` among all events is by its capture, and no change moves it.
+    Its `place` among all events is by its capture, and no change moves it. `kind` is its newest change.
     """
 
     seq: int
@@ -58,6 +64,7 @@ class StoredEvent(NamedTuple):
     body: bytes
     captured_at: float
     born: int
+    kind: Kind
 
     @property
     def place(self) -> Place:
@@ -87,6 +94,7 @@ class EventStore:
         self._lock = threading.Lock()
         self._followers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._database = open_database(path)
+        self._problem, self._failed_at, self._complain_at = "", float("-inf"), float("-inf")
         self.outbox = Outbox(self._database, self._lock)
         seen = self.mark(_CLOCK)
         self._clock = SteadyClock(None if seen is None else float(seen), DAY_S)
@@ -146,11 +154,8 @@ class EventStore:
             EventStoreError: The file cannot be read.
         """
         query = "SELECT id, camera FROM events WHERE is_open ORDER BY seq LIMIT ?"
-        try:
-            with self._lock:
-                return dict(self._database.execute(query, (_MOST_OPEN,)).fetchall())
-        except sqlite3.Error as problem:
-            raise EventStoreError(f"events cannot be read: {problem}") from problem
+        with self._using("events cannot be read"):
+            return dict(self._database.execute(query, (_MOST_OPEN,)).fetchall())
 
     def end(self, event_id: str) -> bool:
         """End an event of whose course nothing more is known; False when it has ended, or is not here.
@@ -169,12 +174,33 @@ class EventStore:
             EventStoreError: The file cannot be read or written.
         """
         query = "SELECT id FROM events WHERE is_pending AND captured_at < ? AND stored_at < ? LIMIT ?"
+        with self._using("events cannot be read"):
+            rows = self._database.execute(query, (before, before, _MOST_LOST)).fetchall()
+        return sum(self.give_up(event_id, error, time.time()) for (event_id,) in rows)
+
+    @property
+    def problem(self) -> str | None:
+        """What could not be done with the file within the last `PROBLEM_S`, and what to do; or None."""
+        return self._problem if time.monotonic() - self._failed_at < PROBLEM_S else None
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """All or nothing of what is written inside; raises `EventStoreError` that begins with `what`."""
+        with self._using(what), transaction(self._database):
+            yield
+
+    @contextmanager
+    def _using(self, what: str) -> Iterator[None]:
         try:
             with self._lock:
-                rows = self._database.execute(query, (before, before, _MOST_LOST)).fetchall()
-        except sqlite3.Error as problem:
-            raise EventStoreError(f"events cannot be read: {problem}") from problem
-        return sum(self.give_up(event_id, error, time.time()) for (event_id,) in rows)
+                yield
+        except sqlite3.Error as error:
+            self._problem, self._failed_at = f"{what}: {why_not_written(error)}", time.monotonic()
+            if self._failed_at >= self._complain_at:
+                # why: whoever uses it tries again and again, for as long as that lasts.
+                self._complain_at = self._failed_at + COMPLAIN_EVERY_S
+                logger.error("%s", self._problem)
+            raise EventStoreError(self._problem) from error
 
     def sweep(self) -> None:
         """Let go of what is too much or too old; for the start, and every hour or so.
@@ -186,16 +212,13 @@ class EventStore:
         """
         is_steady, days = self._clock.look(), self._retention.days
         before = time.time() - DAY_S * days if days is not None and is_steady else 0.0
-        try:
-            while self._forget(before):
-                # why: others want the lock too
-                time.sleep(0.001)
-        except sqlite3.Error as error:
-            raise EventStoreError(f"old events cannot be removed: {error}") from error
+        while self._forget(before):
+            # why: others want the lock too
+            time.sleep(0.001)
         self.set_mark(_CLOCK, f"{time.time()}")
 
     def _forget(self, before: float) -> bool:
-        with self._lock, transaction(self._database):
+        with self._writing("old events cannot be removed"):
             (newest,) = self._database.execute("SELECT max(seq) FROM events").fetchone()
             return newest is not None and (
                 forget_old(self._database, before) or forget_too_much(self._database, self._retention, newest)
@@ -210,21 +233,18 @@ class EventStore:
         *,
         is_news: bool | None,
     ) -> bool:
-        try:
-            with self._lock, transaction(self._database):
-                known = _read(self._database, event_id)
-                after = join(known.body if known else None)
-                if after is not None:
-                    if is_news is None:
-                        is_news = known is None or known.is_news
-                    self._store(kind, known, after, snapshot, is_news=is_news)
-                    fate = None if known else take_fate(self._database, event_id)
-                    given_up = fate and event_bodies.given_up(after, *fate)
-                    if given_up:
-                        known = _read(self._database, event_id)
-                        self._store("failed", known, given_up, None, is_news=is_news)
-        except sqlite3.Error as error:
-            raise EventStoreError(f"the event {event_id} cannot be stored: {error}") from error
+        with self._writing(f"the event {event_id} cannot be stored"):
+            known = _read(self._database, event_id)
+            after = join(known.body if known else None)
+            if after is not None:
+                if is_news is None:
+                    is_news = known is None or known.is_news
+                self._store(kind, known, after, snapshot, is_news=is_news)
+                fate = None if known else take_fate(self._database, event_id)
+                given_up = fate and event_bodies.given_up(after, *fate)
+                if given_up:
+                    known = _read(self._database, event_id)
+                    self._store("failed", known, given_up, None, is_news=is_news)
         if after is not None:
             self.wake_followers()
         return after is not None
@@ -232,7 +252,7 @@ class EventStore:
     def _store(
         self, kind: Kind, known: _Known | None, body: Body, snapshot: bytes | None, *, is_news: bool
     ) -> None:
-        seq = _replace(self._database, known, body, is_news=is_news)
+        seq = _replace(self._database, kind, known, body, is_news=is_news)
         if snapshot:
             # why: REPLACE would remove the old one without the trigger that counts
             upsert = "INSERT INTO snapshots VALUES (?, ?) ON CONFLICT DO UPDATE SET jpeg = excluded.jpeg"
@@ -298,12 +318,9 @@ class EventStore:
     def set_mark(self, name: str, value: str) -> None:
         """Keep how far something was read; the newest marks are kept. Raises `EventStoreError`."""
         oldest = "SELECT rowid FROM marks ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-        try:
-            with self._lock, transaction(self._database):
-                self._database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
-                self._database.execute(f"DELETE FROM marks WHERE rowid IN ({oldest})", (_MAX_MARKS,))
-        except sqlite3.Error as error:
-            raise EventStoreError(f"{name} cannot be stored: {error}") from error
+        with self._writing(f"{name} cannot be stored"):
+            self._database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
+            self._database.execute(f"DELETE FROM marks WHERE rowid IN ({oldest})", (_MAX_MARKS,))
 
     @contextmanager
     def changes(self) -> Iterator[asyncio.Event]:
@@ -346,9 +363,12 @@ def _read(database: sqlite3.Connection, event_id: str) -> _Known | None:
     return None if row is None else _Known(row[0], row[1], bool(row[2]), msgspec.json.decode(row[3]))
 
 
-def _replace(database: sqlite3.Connection, known: _Known | None, body: Body, *, is_news: bool) -> int:
+def _replace(
+    database: sqlite3.Connection, kind: Kind, known: _Known | None, body: Body, *, is_news: bool
+) -> int:
     """Stores `body` under a new number, which its snapshot follows, in place of the row `known`."""
     row = {
+        "kind": kind,
         "id": body["id"],
         "camera": body["camera"],
         "label": body["label"],

@@ -4,7 +4,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MOST_READ = 200
@@ -30,8 +30,10 @@ def sole_use(path: Path) -> Iterator[None]:
         raise FileInUseError(f"{lock}: cannot be made: {error.strerror}") from None
     try:
         _lock(descriptor, path, lock)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        # why: on a full disk nobody is named, and who locks still has the file.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         # invariant: the file is never removed: who waits to open it must meet the one that is locked.

@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import time
+from collections import Counter, deque
 from collections.abc import Callable
+from itertools import islice
 
 from appliance.events import EventStore, EventStoreError
 from appliance.fates import LOST, LOST_AFTER_S, why_dropped
@@ -17,6 +19,10 @@ READ_BLOCK_MS = 1000
 STORE_AGAIN_S = 5.0
 LOOK_FOR_LOST_S = 30.0
 SWEEP_EVERY_S = 3600.0
+STORED_AT_ONCE = 64
+MAX_HELD_BYTES = 16 * 2**20
+UNSTORED = "events that were not stored"
+"""Under this name they are counted."""
 
 Store = Callable[[EventStore, Result, bool], object]
 
@@ -26,14 +32,23 @@ class Follower:
 
     Where the store has never followed it, what was there before `begin` is history, which outputs are not
     owed: an appliance without a file of events has told them before. A server that was just started
-    `has_history` of nobody.
+    `has_history` of nobody. What there is no room for while nothing can be stored is counted in
+    `num_failures`.
     """
 
     def __init__(
-        self, reader: ResultReader, store: Store, events: EventStore, *, has_history: bool = True
+        self,
+        reader: ResultReader,
+        store: Store,
+        events: EventStore,
+        *,
+        has_history: bool = True,
+        num_failures: Counter[str] | None = None,
     ) -> None:
         self._reader, self._store, self._events = reader, store, events
         self._has_history = has_history
+        self._num_failures = Counter() if num_failures is None else num_failures
+        self._held, self._num_bytes = deque[Result](), 0
         # why: what the store has forgotten must not come in again with the next start.
         self._mark = f"{reader.stream} of {reader.outage.url}"
         self._last, self._history = (0, 0), (0, 0)
@@ -48,18 +63,43 @@ class Follower:
         # why: else the stream is another one than that which was read, and all in it is new
 
     async def run(self) -> None:
-        """Follow until cancelled."""
+        """Follow until cancelled; what cannot be stored yet is held, since Redis keeps the newest only."""
+        read_to, store_at = self._last, 0.0
+        self._held.clear()
+        self._num_bytes = 0
         while True:
-            found = await self._reader.read("{}-{}".format(*self._last), READ_BLOCK_MS)
-            if not found:
+            found = await self._reader.read("{}-{}".format(*read_to), READ_BLOCK_MS)
+            if found:
+                read_to = _number(found[-1].entry_id)
+                self._hold(found)
+            if not self._held or time.monotonic() < store_at:
                 continue
             try:
-                await asyncio.to_thread(self._store_all, found)
+                await self._store_held()
             except EventStoreError as error:
-                logger.error("%s waits until events can be stored: %s", self._reader.stream, error)
-                await asyncio.sleep(STORE_AGAIN_S)
-            else:
-                self._last = _number(found[-1].entry_id)
+                # why: the store has complained
+                logger.debug("%s waits until events can be stored: %s", self._reader.stream, error)
+                store_at = time.monotonic() + STORE_AGAIN_S
+
+    def _hold(self, found: list[Result]) -> None:
+        self._held.extend(found)
+        self._num_bytes += sum(map(_size, found))
+        num_lost = 0
+        while self._num_bytes > MAX_HELD_BYTES and len(self._held) > 1:
+            self._num_bytes -= _size(self._held.popleft())
+            num_lost += 1
+        if num_lost:
+            self._num_failures[UNSTORED] += num_lost
+            logger.error("%s: %d more could not be stored and are lost", self._reader.stream, num_lost)
+
+    async def _store_held(self) -> None:
+        while self._held:
+            batch = list(islice(self._held, STORED_AT_ONCE))
+            await asyncio.to_thread(self._store_all, batch)
+            self._last = _number(batch[-1].entry_id)
+            for one in batch:
+                self._num_bytes -= _size(one)
+                self._held.popleft()
 
     async def is_through(self) -> bool:
         """Whether all that is in the stream now was stored; raises `QueueError`."""
@@ -104,7 +144,7 @@ async def give_up_lost(events: EventStore, max_age_s: float) -> None:
         try:
             number = await asyncio.to_thread(events.give_up_lost, time.time() - patience_s, LOST)
         except EventStoreError as error:
-            logger.error("%s", error)
+            logger.debug("%s", error)
         else:
             if number:
                 logger.warning("%d events lost their jobs and stay undescribed", number)
@@ -116,10 +156,15 @@ async def sweep(events: EventStore) -> None:
         try:
             await asyncio.to_thread(events.sweep)
         except EventStoreError as error:
-            logger.error("%s", error)
+            logger.debug("%s", error)
         await asyncio.sleep(SWEEP_EVERY_S)
 
 
 def _number(entry_id: str) -> tuple[int, int]:
     time_ms, _, count = entry_id.partition("-")
     return int(time_ms), int(count or 0)
+
+
+def _size(result: Result) -> int:
+    """Bytes that it takes while it is held, about."""
+    return len(result.body) + 500

@@ -36,7 +36,8 @@ class Orphans:
             try:
                 await self.look()
             except EventStoreError as error:
-                logger.error("%s", error)
+                # why: the store has complained
+                logger.debug("%s", error)
 
     async def look(self) -> int:
         """Ends those that were orphans at each look for `ORPHAN_AFTER_S`, and counts them.

@@ -218,7 +218,13 @@ class _Service:
         """Redis' streams: what comes from now on is news."""
         for store, reader in self._readers.items():
             await self._stack.enter_async_context(reader)
-            follower = Follower(reader, store, self._events, has_history=self._redis is None)
+            follower = Follower(
+                reader,
+                store,
+                self._events,
+                has_history=self._redis is None,
+                num_failures=self._num_failures,
+            )
             await follower.begin()
             self._followers[reader.stream] = follower
 
@@ -260,7 +266,7 @@ class _Service:
             max_tokens=describe.max_tokens,
             ladder=Ladder(describe.degrade, max_tokens=describe.max_tokens, max_age_s=describe.max_age_s),
             has_context=not self._settings.is_bundled_vlm,
-            on_settled=partial(_keep, self._events),
+            on_settled=partial(_keep, self._events, self._num_failures),
         )
 
 
@@ -296,12 +302,13 @@ def _open_outputs(settings: Settings, events: EventStore, num_failures: Counter[
         raise SettingsError(str(error)) from None
 
 
-def _keep(events: EventStore, description: Description, jpeg: bytes) -> None:
+def _keep(events: EventStore, num_failures: Counter[str], description: Description, jpeg: bytes) -> None:
     try:
         events.add(description, jpeg)
     except EventStoreError as error:
         # why: the answer goes on to the results, from where it is stored as soon as that is possible.
-        logger.error("camera=%s job=%s lost its picture: %s", description.camera, description.job_id, error)
+        num_failures["pictures that were not stored"] += bool(jpeg)
+        logger.debug("camera=%s job=%s lost its picture: %s", description.camera, description.job_id, error)
 
 
 async def _serve_http(server: ApiServer, listener: socket.socket) -> None:

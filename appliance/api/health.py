@@ -34,7 +34,7 @@ async def get_health(request: Request) -> Response:
         _queue_health(services), services.cameras_now(), services.outputs_now()
     )
     is_unheard = cameras is None or any(status.is_unheard for status in cameras)
-    is_degraded = "error" in queue or is_unheard or outputs is None
+    is_degraded = "error" in queue or is_unheard or outputs is None or services.events.problem is not None
     status = "unhealthy" if reason else "degraded" if is_degraded else "ok"
     health: dict[str, Any] = {"status": status}
     if request.scope["state"]["is_trusted"]:
@@ -42,6 +42,7 @@ async def get_health(request: Request) -> Response:
             *([f"engine: {reason}"] if reason else []),
             *([f"queue: {queue['error']}: see that its Redis runs (redis.url)"] if "error" in queue else []),
             *_camera_reasons(services, cameras),
+            *([f"events: {problem}"] if (problem := services.events.problem) else []),
             *_output_reasons(outputs),
         ]
         health |= {"engine": _engine_health(services, reason), "queue": queue}

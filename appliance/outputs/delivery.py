@@ -11,6 +11,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Protocol
 
+from appliance.event_schema import why_not_written
 from appliance.outputs.outbox import Message, Outbox
 from appliance.retention import SteadyClock
 
@@ -72,6 +73,7 @@ class Delivery:
         self._output, self._outbox, self._changes = output, outbox, changes
         self._num_outages = 0
         self._num_refused = 0
+        self._confirmed: int | None = None
         self._complain_at = 0.0
         self._clock = SteadyClock(time.time(), min(output.give_up_after_s, STEADY_AFTER_S))
 
@@ -81,17 +83,21 @@ class Delivery:
             try:
                 await self._send_all()
             except sqlite3.Error as error:
-                logger.error("output=%s cannot use the event file: %s", self._output.name, error)
+                reason = why_not_written(error)
+                self._complain(f"cannot use the event file: {reason}")
                 await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _send_all(self) -> None:
         async with aclosing(self._due()) as messages:
             async for message in messages:
                 try:
-                    await self._send(message)
+                    if message.id != self._confirmed:
+                        await self._send(message)
                 except DeliveryError as error:
                     await self._failed(message, error)
                 else:
+                    # why: where that cannot be noted down, as on a full disk, it is not sent again.
+                    self._confirmed = message.id
                     await self._taken(message)
 
     async def _send(self, message: Message) -> None:

@@ -217,6 +217,17 @@ def test_an_older_file_knows_what_it_holds(tmp_path: Path, monkeypatch: pytest.M
         assert recounted(database) == counted(database)
 
 
+def test_an_older_file_knows_what_changed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events.db"
+    with older(path, 6, monkeypatch) as database:
+        for name in ("described", "failed", "update"):
+            described_at = None if name == "update" else 5.0
+            put_row(database, name, time.time(), state="update", described_at=described_at)
+        database.execute("UPDATE events SET is_described = 0 WHERE id != 'described'")
+    with closing(EventStore(path)) as store:
+        assert all(event.kind == event.event_id for event in store.newest(EVERYTHING, 9))
+
+
 @contextmanager
 def older(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """A file as it was in that version, while the context lasts."""
@@ -229,7 +240,7 @@ def event_schema_of(path: Path, version: int, patch: pytest.MonkeyPatch) -> sqli
     return event_schema.open_database(path)
 
 
-def put_row(database: sqlite3.Connection, name: str, stored_at: float, **changes: str) -> None:
+def put_row(database: sqlite3.Connection, name: str, stored_at: float, **changes: object) -> None:
     fields = msgspec.to_builtins(description(name)) | {"id": name, "state": "end", "num_changes": 1} | changes
     columns = "(id, camera, label, captured_at, is_described, stored_at, body)"
     values = (name, stored_at, msgspec.json.encode(fields))

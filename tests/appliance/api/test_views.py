@@ -13,6 +13,7 @@ from openai import OpenAI
 
 from appliance.api.views import ASSETS
 from appliance.board import ShownFrame
+from appliance.events import EventStoreError
 from appliance.jobs import CameraStatus
 from queues.errors import QueueUnavailable
 from queues.types import QueueStatus
@@ -206,6 +207,21 @@ def test_health_says_why_and_what_to_do(servers: Servers) -> None:
         "output hook: 1 messages were given up: see 'appliance outputs dead'",
     ]
     assert health["outputs"]["hook"]["num_dead"] == 1
+
+
+def test_health_tells_of_an_event_file_without_room(servers: Servers) -> None:
+    """By the name of what could not be stored, and what to do; the rest goes on."""
+    running = servers.start()
+    database = running.events._database
+    (num_pages,) = database.execute("PRAGMA page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {num_pages}")
+    with pytest.raises(EventStoreError):
+        running.events.add(description("big"), bytes(100_000))
+    reply = httpx.get(f"{running.url}/health")
+    servers.stop(running)
+    assert (reply.status_code, reply.json()["status"]) == (200, "degraded")
+    problem = "the event big cannot be stored: database or disk is full"
+    assert reply.json()["reasons"][-1] == f"events: {problem}: make room on the disk of events.path"
 
 
 def test_health_with_a_queue(servers: Servers) -> None:
