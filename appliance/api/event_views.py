@@ -19,7 +19,7 @@ from appliance.events import EventFilter, Place, SearchError, StoredEvent
 
 router = APIRouter()
 
-_PARAMETERS = ("camera", "label", "zone", "q", "since", "until", "limit", "cursor")
+_PARAMETERS = ("camera", "label", "zone", "q", "since", "until", "limit", "cursor", "named")
 _MAX_LIMIT = 1000
 _MAX_WORDS = 1000
 _PAGE = 100
@@ -40,13 +40,15 @@ async def list_events(
     until: str | None = None,
     limit: Annotated[int | None, Query(ge=1, le=_MAX_LIMIT)] = None,
     cursor: str | None = None,
+    named: bool = False,
 ) -> Response:
     """Events by capture, newest first: at most `limit` (100), as `EventFilter` says.
 
     `q` are words to look for. Times are unix seconds or ISO 8601 (UTC unless it says otherwise).
     `next_cursor` of one page is the `cursor` of the next. With `Accept: text/event-stream` it is a stream of
     changes without end, oldest first: what follows `Last-Event-ID`, else the newest `limit` or everything
-    `since` when one of them is given, then what is new.
+    `since` when one of them is given, then what is new. If they are to be `named`, `event:` says what changed
+    last (`new`, `update`, `end`, `described`, `failed`); else all are messages without a name.
     """
     services = services_of(request)
     _check_names(request)
@@ -57,7 +59,7 @@ async def list_events(
     past, seq = await _past(request.headers.get("last-event-id"), services, wanted, limit)
     resources = AsyncExitStack()
     watch = await resources.enter_async_context(ClientWatch(request.receive))
-    return EventStreamResponse(_follow(services, wanted, past, seq, watch), resources)
+    return EventStreamResponse(_follow(services, wanted, past, seq, watch, is_named=named), resources)
 
 
 @router.get("/v1/events/{event_id:path}/snapshot.jpg")
@@ -161,7 +163,13 @@ async def _past(
 
 
 async def _follow(
-    services: Services, wanted: EventFilter, past: list[StoredEvent], seq: int, watch: ClientWatch
+    services: Services,
+    wanted: EventFilter,
+    past: list[StoredEvent],
+    seq: int,
+    watch: ClientWatch,
+    *,
+    is_named: bool,
 ) -> AsyncIterator[bytes]:
     """`past`, then everything behind `seq` as it comes, until the client or the server goes."""
     store = services.events
@@ -170,7 +178,7 @@ async def _follow(
         batch = past
         while not services.is_stopping:
             for event in batch:
-                yield event_bytes(event.body, event_id=event.seq)
+                yield event_bytes(event.body, event_id=event.seq, name=event.kind if is_named else None)
                 seq = max(seq, event.seq)
             changed.clear()
             batch = await asyncio.to_thread(store.after, seq, wanted, _BATCH)

@@ -82,9 +82,14 @@ class EventStreamResponse(StreamingResponse):
             await self.stream_response(send)
 
 
-def event_bytes(data: bytes, *, event_id: int | None = None) -> bytes:
-    """One event of a stream; `data` is JSON and therefore one line."""
+def event_bytes(data: bytes, *, event_id: int | None = None, name: str | None = None) -> bytes:
+    """One event of a stream; `data` is JSON and therefore one line.
+
+    One with a `name` is heard only by clients that listen for that name.
+    """
     prefix = b"" if event_id is None else b"id: %d\n" % event_id
+    if name is not None:
+        prefix += b"event: %s\n" % name.encode()
     return b"%sdata: %s\n\n" % (prefix, data)
 
 

@@ -27,6 +27,7 @@ class Follower:
 
     def __init__(self, server: Running, params: dict[str, Any] | None = None, **headers: str) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
+        self.names: list[str] = []
         self.is_connected = False
         self.is_ended = False
         self._is_leaving = False
@@ -50,6 +51,8 @@ class Follower:
                 self.is_connected = self.is_connected or line.startswith("retry: ")
                 if line.startswith("id: "):
                     number = line[4:]
+                if line.startswith("event: "):
+                    self.names.append(line[7:])
                 if line.startswith("data: "):
                     self.events.append((number, json.loads(line[6:])))
                 if self._is_leaving:
@@ -147,7 +150,8 @@ def test_parameters_that_are_none_are_named(http: httpx.Client, headers: dict[st
     reply = http.get("/v1/events", params={"labell": "dog"}, headers=headers)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "labell")
     assert reply.json()["error"]["message"] == (
-        "labell: is no parameter of /v1/events; it has camera, label, zone, q, since, until, limit, cursor"
+        "labell: is no parameter of /v1/events; it has camera, label, zone, q, since, until, limit, "
+        "cursor, named"
     )
     twice = http.get("/v1/events", params=[("camera", "a"), ("camera", "b")], headers=headers)
     assert (twice.status_code, twice.json()["error"]["message"]) == (400, "camera: is given twice")
@@ -188,6 +192,25 @@ def test_the_stream_filters(filled: Running) -> None:
     filled.events.add(description("5", camera="street", label="dog"))
     filled.events.add(description("6", camera="yard", label="dog"))
     follower.wait_for("6")
+
+
+def test_messages_are_named_for_who_wants_that(filled: Running) -> None:
+    """By what changed last; to others a name would be a message that they do not hear."""
+    named, plain = Follower(filled, {"named": "true", "limit": 1}), Follower(filled, {"limit": 1})
+    steps = [
+        lambda: filled.events.change(begun("4")),
+        lambda: filled.events.add(description("4")),
+        lambda: filled.events.end("4"),
+        lambda: filled.events.add(description("5", text=None, error="the engine failed")),
+    ]
+    seen = ["cam/3:x"]
+    for step, event_id in zip(steps, ("4", "4", "4", "5"), strict=True):
+        step()
+        seen.append(event_id)
+        named.wait_for(*seen)
+    plain.wait_for(*seen)
+    assert named.names == ["described", "new", "described", "end", "failed"]
+    assert plain.names == []
 
 
 def test_the_stream_may_start_in_the_past(filled: Running) -> None:
