@@ -7,6 +7,9 @@ from pydantic import AfterValidator, Field, field_validator
 
 from appliance.ladder import LadderConfig
 from appliance.settings_part import Names, SettingsPart
+from vlm_engine.errors import EngineError
+from vlm_engine.sampling_params import StructuredOutput
+from vlm_engine.trial import check_grammar
 
 PLACEHOLDERS = ("camera", "label", "zones", "time")
 """What a prompt may say in braces, filled in for each frame."""
@@ -102,14 +105,9 @@ class ViewDescribeSettings(SettingsPart):
     def _check_schema(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
         if schema is None:
             return None
-        # why: late, since they bring torch along, and few give a schema.
-        from vlm_engine import StructuredOutput
-        from vlm_engine.errors import RequestError
-        from vlm_engine.grammar import check_grammar
-
         try:
             check_grammar(StructuredOutput.of_json(schema, "the schema"))
-        except RequestError as error:
+        except EngineError as error:
             raise ValueError(str(error)) from None
         return schema
 

@@ -2,7 +2,7 @@
 
     python benchmarks/growth.py SUSPECT [--turns 800]
 
-Suspects: reconnects, refusals, frames, jobs, events, pictures, descriptions. RSS is read 80
+Suspects: reconnects, refusals, frames, jobs, events, pictures, descriptions, cancels. RSS is read 80
 times. Reported are the growth over the second half, in MB (2^20 bytes) and in bytes a turn with its 95 %
 interval, what `malloc_trim` gives back at the end, and by how many Python objects the process has grown. What
 grows in the second half by more than its interval, and is not given back, leaks or is not yet full.
@@ -12,6 +12,8 @@ import argparse
 import ctypes
 import gc
 import json
+import random
+import socket
 import sys
 import tempfile
 import threading
@@ -167,15 +169,46 @@ def descriptions() -> Iterator[Action]:
     yield turn
 
 
-def _jpegs() -> list[bytes]:
+@contextmanager
+def cancels() -> Iterator[Action]:
+    """Chats with pictures whose clients go at any time, on the whole front, with an engine of its own."""
+    from appliance.settings import load_settings
+    from tests.appliance.api.serving import LoopThread, Servers
+    from tests.appliance.api.test_chat_failures import post
+    from tests.appliance.api.test_chat_memory import body
+    from vlm_engine import EngineProcess
+
+    rng, thread, open_ones = random.Random(7), LoopThread(), list[socket.socket]()
+    seen = _jpegs((2560, 1440))
+    engine = EngineProcess(load_settings(None, {"engine": {"device": "cpu", "num_threads": 1}}).engine)
+    thread.call(engine.start())
+    servers = Servers(engine, thread)  # type: ignore[arg-type]
+    server = servers.start()
+
+    def turn(number: int) -> None:
+        chat = body(*rng.choices(seen, k=rng.choice([1, 1, 2]))) | {"max_tokens": 200, "stream": True}
+        open_ones.append(post(server, json.dumps(chat).encode()))
+        time.sleep(rng.random() * 0.2)
+        if len(open_ones) > 4:
+            open_ones.pop(rng.randrange(len(open_ones))).close()
+
+    yield turn
+    for connection in open_ones:
+        connection.close()
+    servers.close()
+    thread.call(engine.close())
+    thread.close()
+
+
+def _jpegs(size: tuple[int, int] = (1280, 720)) -> list[bytes]:
     from vision.annotate import encode_jpeg
     from vision.scenes import SceneStream
 
-    scenes = SceneStream("street", 1, 5.0, (1280, 720))
+    scenes = SceneStream("street", 1, 5.0, size)
     return [encode_jpeg(scenes.frame(index)[0], 85) for index in range(20)]
 
 
-SUSPECTS = (reconnects, refusals, frames, jobs, events, pictures, descriptions)
+SUSPECTS = (reconnects, refusals, frames, jobs, events, pictures, descriptions, cancels)
 
 
 def watch(turn: Action, num_turns: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from vlm_engine.grammar import CompiledForm
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PreparedPrompt
 from vlm_engine.request import GenerationRequest, TokenEvent
+from vlm_engine.sampling_params import StructuredOutput
 from vlm_engine.streams import Streams
 from vlm_engine.trace import StepTrace
 
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 30.0
 
 Call = Callable[[Engine], None]
-_Prepared = tuple[PreparedPrompt, float, CompiledForm | None]
 
 
 class AsyncEngine:
@@ -95,9 +95,8 @@ class AsyncEngine:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
         stream = self._streams.open(request.request_id, request.sampling.n)
         try:
-            prepared = await self._prepare(request)
-            self._check_open()
-            self._call(lambda engine: self._submit(engine, request, *prepared))
+            # why: by no name, as this frame lasts as long as the answer, and the pixels need not
+            self._call(await self._prepared(request))
             async for event in self._streams.follow(request.request_id, stream):
                 yield event
         finally:
@@ -163,17 +162,24 @@ class AsyncEngine:
         self._call(tell)
         return await asyncio.wrap_future(answer)
 
-    async def _prepare(self, request: GenerationRequest) -> _Prepared:
-        loop, grammars, form = asyncio.get_running_loop(), self.engine.grammars, request.sampling.structured
+    async def _prepared(self, request: GenerationRequest) -> Call:
+        """What queues a request, with all that it needs."""
+        loop = asyncio.get_running_loop()
         prompt, seconds = await loop.run_in_executor(self._workers, self.engine.prepare, request)
+        form = await self._compiled(request.sampling.structured)
+        self._check_open()
+        return lambda engine: self._submit(engine, request, prompt, seconds, form)
+
+    async def _compiled(self, form: StructuredOutput | None) -> CompiledForm | None:
         if form is None:
-            return prompt, seconds, None
+            return None
+        grammars = self.engine.grammars
         compiling = grammars.begin(form)
         waiting = asyncio.wrap_future(compiling)
         waiting.add_done_callback(lambda future: future.cancelled() or future.exception())
         # why: others may wait for the same form, so that it goes on when this request is cancelled
         await asyncio.shield(waiting)
-        return prompt, seconds, grammars.compiled(form, compiling)
+        return grammars.compiled(form, compiling)
 
     # -- between the loops ----------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vlm_engine.grammar import GrammarError, GrammarMatcher
 from vlm_engine.logits import LogitEditor
-from vlm_engine.sampler import make_generator, sample
+from vlm_engine.sampler import make_generator, sample, skip
 from vlm_engine.sequence import Sequence
 
 NOT_FINITE = "the model gave no finite number for the next token; check the weights and the dtype"
@@ -64,6 +64,15 @@ class TokenChooser:
         self.generator = make_generator(self.params)
         self.editor = LogitEditor(sequence) if LogitEditor.is_needed(self.params) else None
         self.is_plain = self.editor is None and matcher is None and self.params.logprobs is None
+
+    def renewed(self, sequence: Sequence) -> "TokenChooser":
+        """One that stands behind the tokens of the sequence, wherever this one has come to."""
+        output = sequence.token_ids[sequence.num_prompt_tokens :]
+        if self.matcher is not None:
+            self.matcher.start_over(output)
+        chooser = TokenChooser(sequence, self.matcher)
+        skip(chooser.generator, len(output))
+        return chooser
 
 
 def choose_runs(logits: Tensor, choosers: Many[TokenChooser], proposals: Many[tuple[int, ...]]) -> list[Run]:

@@ -25,7 +25,7 @@ from vlm_engine.errors import EngineStopped, RequestError
 from vlm_engine.metrics import EngineStats
 from vlm_engine.models import PromptPreparer, load_prompts
 from vlm_engine.request import GenerationRequest, TokenEvent
-from vlm_engine.streams import Streams
+from vlm_engine.streams import Stream, Streams
 from vlm_engine.trace import StepTrace
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,9 @@ class EngineProcess:
 
     Args:
         config: Model and limits.
-        stall_s: Seconds without a sign of life after which the engine is unhealthy and takes no request;
-            after four times as long it is started again. No step takes so long.
+        stall_s: Seconds without a sign of life after which the engine is unhealthy: it takes no request, and
+            those that run end with an error; after four times as long it is started again. No step takes
+            so long.
         num_preprocess: Requests that are preprocessed at once.
         turns: How detectors of other processes share the device; None where none does. Linux only.
     """
@@ -68,6 +69,7 @@ class EngineProcess:
         self._stall_s = stall_s
         self._streams = Streams()
         self._workers = ThreadPoolExecutor(num_preprocess, "preprocess", initializer=_give_way)
+        self._places = asyncio.Semaphore(num_preprocess)
         self._context: zmq.asyncio.Context | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -124,15 +126,9 @@ class EngineProcess:
         self._check_open()
         if request.request_id in self._streams:
             raise RequestError(f"request {request.request_id} is already running", field="request_id")
-        num_restarts = self.num_restarts
         stream = self._streams.open(request.request_id, request.sampling.n)
         try:
-            frames = await asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, request)
-            self._check_open()
-            if self.num_restarts != num_restarts:
-                # why: its stream has ended with the engine that was there before
-                raise EngineStopped("the engine was started again while the request was prepared")
-            await self._send(frames)
+            await self._submit(request, stream)
             async for event in self._streams.follow(request.request_id, stream):
                 yield event
         finally:
@@ -200,6 +196,19 @@ class EngineProcess:
             self._traces.pop(first, None)
             raise EngineStopped("the engine does not tell its steps")
         return answer.result()
+
+    async def _submit(self, request: GenerationRequest, stream: Stream) -> None:
+        """Prepare a request and send it; of what was prepared nothing is kept.
+
+        # invariant: pixels of `num_preprocess` requests are here at most, and of those that a socket takes.
+        """
+        async with self._places:
+            loop = asyncio.get_running_loop()
+            frames = await loop.run_in_executor(self._workers, self._prepare, request)
+            self._check_open()
+            if not stream.is_open:
+                raise EngineStopped("the engine was away while the request was prepared")
+            await self._send(frames)
 
     def _prepare(self, request: GenerationRequest) -> list[Any]:
         started = time.perf_counter()
@@ -310,8 +319,15 @@ class EngineProcess:
                 self._take(wire.decode_to_client(await self._socket.recv()))
             elif self._process.poll() is not None:
                 return
-            elif time.monotonic() - self._last_sign_s > STALLS_TO_RESTART * self._stall_s:
-                self._fault = self._silence
+            elif (silence := self._silence) is not None:
+                await self._end_unheard(silence)
+
+    async def _end_unheard(self, silence: str) -> None:
+        """End the streams of a silent engine, which drops them if it comes back; give it up after long."""
+        for request_id in self._streams.end_all(silence):
+            await self._send([wire.encode(wire.Abort(request_id))])
+        if time.monotonic() - self._last_sign_s > STALLS_TO_RESTART * self._stall_s:
+            self._fault = silence
 
     def _take(self, message: wire.ToClient) -> None:
         self._last_sign_s = time.monotonic()

@@ -11,11 +11,12 @@ from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
 from vlm_engine.errors import RequestError
 from vlm_engine.grammar import CompiledForm, Grammars
-from vlm_engine.health import StepHealth, is_lost
+from vlm_engine.health import StepHealth
 from vlm_engine.limits import PromptLimits
 from vlm_engine.metrics import EngineMetrics, EngineStats
 from vlm_engine.models import PreparedPrompt, VisionLanguageModel, load_model
 from vlm_engine.plan import StepPlan
+from vlm_engine.recovery import Recovery
 from vlm_engine.request import GenerationRequest, TokenEvent
 from vlm_engine.runner import ModelRunner, StepResult
 from vlm_engine.running import RunningRequests
@@ -72,12 +73,14 @@ class Engine:
         self._aside_since_s = 0.0
         self._untold: list[TokenEvent] = []
         self._clock = clock
-        self._requests = self._no_requests()
-        self.health = StepHealth(clock)
+        self._begin()
 
-    def _no_requests(self) -> RunningRequests:
-        longest = self.limits.max_model_len
-        return RunningRequests(self.model, self.runner, self.scheduler, longest, self._clock)
+    def _begin(self) -> None:
+        """Have no requests, and no steps that failed."""
+        longest, runner, scheduler = self.limits.max_model_len, self.runner, self.scheduler
+        requests = self._requests = RunningRequests(self.model, runner, scheduler, longest, self._clock)
+        self.health = StepHealth(self._clock)
+        self._recovery = Recovery(self.model, runner, scheduler, requests, self.health)
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -185,7 +188,7 @@ class Engine:
         except Exception as error:
             log.exception("work aside for %d sequences failed", len(plan.sequences))
             self.scheduler.commit_aside(is_done=False)
-            return self._fail(plan, error)
+            return self._recovery.go_on(plan, error, self._tell)
         self._learn(plan, result)
         end_s = start_s + (result.encode_ms + result.forward_ms) / 1e3
         times = StepTimes(start_s, start_s, start_s, end_s, result.encode_ms, result.forward_ms)
@@ -215,7 +218,7 @@ class Engine:
             result = self.runner.execute(plan)
         except Exception as error:
             log.exception("a step with %d sequences failed", len(plan.chunks))
-            return events + self._fail(plan, error)
+            return events + self._recovery.go_on(plan, error, self._tell)
         self._learn(plan, result)
         end_s = self._clock()
         self._trace(plan, StepTimes(start_s, planned_s, lent_s, end_s, result.encode_ms, result.forward_ms))
@@ -231,9 +234,11 @@ class Engine:
             if error:
                 events += self._requests.give_up([chunk.sequence], error)
         if sampled and len(events) == len(sampled):
-            self.health.fail(events[0].error or "")
-        else:
+            self._recovery.book(events[0].error or "")
+        elif sampled:
             self.health.succeed()
+        else:
+            self.health.move()
         going_on = (chunk for chunk in sampled if chunk.sequence.finish_reason is None)
         return events + [self._requests.advance(c, result.runs[c.sequence.request_id]) for c in going_on]
 
@@ -241,7 +246,8 @@ class Engine:
         """End a request in any state and free all it holds; returns its last event if it ran."""
         event = self._requests.abort(request_id)
         if event is not None:
-            self.health.move()
+            if not self._requests.ids:
+                self.health.move()
             self._untold = [other for other in self._untold if other.request_id != request_id]
         return event
 
@@ -279,8 +285,7 @@ class Engine:
         turns = self.scheduler.turns
         self.scheduler = make_scheduler(self.config, self.cost_model, self.runner.num_blocks)
         self.scheduler.turns = turns
-        self._requests = self._no_requests()
-        self.health = StepHealth(self._clock)
+        self._begin()
         if self.tracer is not None:
             self.tracer = Tracer(self.config.trace_steps, self.cost_model)
         self.num_steps = 0
@@ -347,11 +352,3 @@ class Engine:
     def _allowance_ms(self) -> float | None:
         budget = self.scheduler.budget
         return budget.allowance_ms if isinstance(budget, TimeBudget) else None
-
-    def _fail(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
-        """End the sequences of a plan whose step raised; the others go on."""
-        events = self._requests.give_up(plan.sequences, f"{type(error).__name__}: {error}")
-        for item in plan.encodes:
-            self.scheduler.encoder_cache.drop(item.image.digest)
-        self.health.fail(f"{type(error).__name__}: {error}", is_final=is_lost(error))
-        return events

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm_engine.errors import EngineBusy, EngineError, RequestError
+from vlm_engine.errors import EngineBusy, EngineError
 from vlm_engine.forms import FormError, Vocabulary, new_matcher, new_tokenizer, shortened
 from vlm_engine.sampling_params import StructuredOutput
 from vlm_engine.token_bytes import TokenBytes
-from vlm_engine.trial import FormTrial, refusal
+from vlm_engine.trial import FormTrial, refused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -33,17 +34,6 @@ NICENESS = 10
 NUM_REFUSED = 64
 MAX_COMPILING = 16
 """Forms that wait for their turn: each takes some seconds at most, one after the other."""
-
-
-def check_grammar(wanted: StructuredOutput) -> None:
-    """Refuse what no model could follow; needs no tokenizer.
-
-    Raises:
-        RequestError: It names the field of the request.
-    """
-    reason = refusal(wanted)
-    if reason is not None:
-        raise _refused(wanted, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +118,7 @@ class Grammars:
         """
         form = compiling.result()
         if isinstance(form, str):
-            raise _refused(wanted, form)
+            raise refused(wanted, form)
         return form
 
     def compile(self, wanted: StructuredOutput) -> CompiledForm:
@@ -203,6 +193,11 @@ class GrammarMatcher:
         row[: len(is_out)].masked_fill_(is_out.to(row.device), -torch.inf)
         row[len(is_out) :] = -torch.inf
 
+    def start_over(self, token_ids: Sequence[int]) -> None:
+        """Stand behind `token_ids`, which were accepted before, from the start."""
+        self._matcher.reset()
+        self._matcher.consume_tokens(list(token_ids))
+
     def accept(self, token_id: int) -> bool:
         """Take the token that was drawn; returns whether the text is complete and nothing can follow."""
         self._matcher.consume_token(token_id)
@@ -233,9 +228,3 @@ def _give_way() -> None:
     """Leave the cores to the steps where both want them."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-
-
-def _refused(wanted: StructuredOutput, reason: str) -> RequestError:
-    return RequestError(
-        f"{wanted.field} cannot be compiled: {reason}; change it or leave it out", field=wanted.field
-    )

@@ -8,7 +8,7 @@ NUM_UNHEALTHY = 3
 UNHEALTHY_S = 15.0
 """So long after a failed step the next ones are not trusted: frames wait, one of them tries after it."""
 NUM_BROKEN, BROKEN_S = 10, 5.0
-STILL_UNHEALTHY_S, STILL_BROKEN_S = 30.0, 120.0
+STILL_S = 30.0
 
 
 class StepHealth:
@@ -33,9 +33,12 @@ class StepHealth:
         now = self._clock()
         if self._num_failed >= NUM_UNHEALTHY and now - self._failed_s < UNHEALTHY_S:
             return f"the last {self._num_failed} steps failed: {self._error}"
-        if self._still_since_s is not None and now - self._still_since_s > STILL_UNHEALTHY_S:
-            return f"no step has moved anything for {now - self._still_since_s:.0f} s while requests wait"
         return None
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether one more step that fails is a reason."""
+        return self._num_failed >= NUM_UNHEALTHY - 1
 
     def move(self) -> None:
         """A step moved something, or a request has ended."""
@@ -70,13 +73,13 @@ class StepHealth:
         """A step found nothing that it could do although requests wait.
 
         Raises:
-            EngineBroken: That has been so for long.
+            EngineBroken: That has been so for long: nothing that comes would change it.
         """
         now = self._clock()
         if self._still_since_s is None:
             self._still_since_s = now
-        elif now - self._still_since_s > STILL_BROKEN_S:
-            raise EngineBroken(f"no step has moved anything for {STILL_BROKEN_S:.0f} s while requests wait")
+        elif now - self._still_since_s > STILL_S:
+            raise EngineBroken(f"no step has moved anything for {STILL_S:.0f} s while requests wait")
 
 
 def is_lost(error: BaseException) -> bool:
@@ -84,3 +87,8 @@ def is_lost(error: BaseException) -> bool:
     if type(error).__name__ == "OutOfMemoryError":
         return False
     return type(error).__name__ == "AcceleratorError" or "CUDA error:" in str(error)
+
+
+def told(error: BaseException) -> str:
+    """What an error is called and what it says."""
+    return f"{type(error).__name__}: {error}"

@@ -103,7 +103,8 @@ class TokenEvent:
     complete. ``usage`` counts so far; ``timings`` come with the last event only. ``index`` says which
     answer of the request it is about, if that wants several; each has a last event, but an answer that
     ends other than with ``stop`` or ``length`` ends the request. ``logprobs`` has an entry for each new
-    token but one that ends the text, for requests that want them.
+    token but one that ends the text, for requests that want them. ``is_unanswered`` tells an error of which
+    the request is not the cause: there is no engine any more, or it is silent.
     """
 
     request_id: str
@@ -115,6 +116,7 @@ class TokenEvent:
     error: str | None = None
     index: int = 0
     logprobs: tuple[PositionLogprobs, ...] = ()
+    is_unanswered: bool = False
 
     @property
     def is_last(self) -> bool:

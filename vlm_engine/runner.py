@@ -37,6 +37,20 @@ class StepResult:
     road: Road
 
 
+class EncodeFault(Exception):
+    """Slices of an image failed.
+
+    Args:
+        item: The slices.
+        error: What was raised.
+    """
+
+    def __init__(self, item: EncodeItem, error: Exception) -> None:
+        super().__init__(str(error))
+        self.item = item
+        self.error = error
+
+
 class ModelRunner:
     """Holds the model, its KV cache and the images' embeddings.
 
@@ -82,6 +96,11 @@ class ModelRunner:
         """Keep what a sequence needs besides its tokens: positions, pixels, random state, form."""
         self._prompts[sequence.request_id] = prompt
         self._choosers[sequence.request_id] = TokenChooser(sequence, matcher)
+
+    def begin_again(self, sequence: Sequence) -> None:
+        """Have the next token of a sequence chosen as if the step that failed had not been."""
+        name = sequence.request_id
+        self._choosers[name] = self._choosers[name].renewed(sequence)
 
     def remove(self, request_id: str) -> None:
         """Forget a finished sequence, once the side thread is done with it; without it, nothing happens."""
@@ -173,8 +192,11 @@ class ModelRunner:
     def _encode(self, item: EncodeItem) -> float:
         """Run slices of an image; returns the seconds that it took."""
         started = time.perf_counter()
-        self._run_slices(item)
-        self._synchronize()
+        try:
+            self._run_slices(item)
+            self._synchronize()
+        except Exception as error:
+            raise EncodeFault(item, error) from error
         seconds = time.perf_counter() - started
         item.sequence.encode_s += seconds
         return seconds

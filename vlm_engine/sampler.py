@@ -21,6 +21,12 @@ def make_generator(params: SamplingParams) -> torch.Generator | None:
     return torch.Generator().manual_seed(params.seed)
 
 
+def skip(generator: torch.Generator | None, num_tokens: int) -> None:
+    """Have a sequence's random numbers stand where they stand after so many tokens."""
+    if generator is not None:
+        _uniform([generator] * num_tokens)
+
+
 def sample(
     logits: Tensor, params: Sequence[SamplingParams], generators: Sequence[torch.Generator | None]
 ) -> Tensor:
@@ -118,13 +124,17 @@ def _keep_min_p(probs: Tensor, min_p: Sequence[float]) -> Tensor:
 
 def _draw(mass: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
     """One column of each row, [n, 1], by inverting the distribution function at one uniform number."""
-    uniform = [torch.rand((), dtype=torch.float64, generator=generator) for generator in generators]
+    uniform = _uniform(generators)
     cumulative = mass.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     # why: a product that rounds up to the total would fall behind the last token that has any probability.
     point = torch.stack(uniform).to(mass.device).unsqueeze(-1) * total
     point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, point, right=True).clamp_(max=mass.shape[-1] - 1)
+
+
+def _uniform(generators: Sequence[torch.Generator | None]) -> list[Tensor]:
+    return [torch.rand((), dtype=torch.float64, generator=generator) for generator in generators]
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:

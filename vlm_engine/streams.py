@@ -33,11 +33,18 @@ class Stream:
         self._pending[event.index] = event if before is None else before.merged(event)
         self._ready.set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer has still to end."""
+        return bool(self._open)
+
     def fail(self, request_id: str, reason: str) -> None:
         """End what has not ended with an error; what has is told to its reader as it is."""
         if self._open:
             index = min(self._open)
-            self.push(TokenEvent(request_id, finish_reason="error", error=reason, index=index))
+            self.push(
+                TokenEvent(request_id, finish_reason="error", error=reason, index=index, is_unanswered=True)
+            )
 
     def refuse(self, error: EngineError) -> None:
         """Tell the reader that its request was not queued."""
@@ -104,7 +111,9 @@ class Streams:
         if stream is not None:
             stream.refuse(error)
 
-    def end_all(self, reason: str) -> None:
-        """End every stream that has not ended with an error event."""
-        for name, stream in self._streams.items():
-            stream.fail(name, reason)
+    def end_all(self, reason: str) -> list[str]:
+        """End every stream that has not ended with an error event; the ids of their requests."""
+        ended = [name for name, stream in self._streams.items() if stream.is_open]
+        for name in ended:
+            self._streams[name].fail(name, reason)
+        return ended

@@ -9,7 +9,7 @@ from typing import IO
 
 import msgspec
 
-from vlm_engine.errors import EngineStopped
+from vlm_engine.errors import EngineStopped, RequestError
 from vlm_engine.forms import BYTES, FormError, Vocabulary
 from vlm_engine.sampling_params import StructuredOutput
 
@@ -75,8 +75,27 @@ class FormTrial:
         return answer.decode(errors="replace")
 
 
+def check_grammar(wanted: StructuredOutput) -> None:
+    """Refuse what no model could follow; needs neither tokenizer nor torch.
+
+    Raises:
+        RequestError: It names the field of the request.
+        EngineStopped: There is no process to try it out.
+    """
+    reason = _refusal(wanted)
+    if reason is not None:
+        raise refused(wanted, reason)
+
+
+def refused(wanted: StructuredOutput, reason: str) -> RequestError:
+    """The error that tells why a form cannot be had."""
+    return RequestError(
+        f"{wanted.field} cannot be compiled: {reason}; change it or leave it out", field=wanted.field
+    )
+
+
 @lru_cache(maxsize=64)
-def refusal(wanted: StructuredOutput) -> str | None:
+def _refusal(wanted: StructuredOutput) -> str | None:
     """Why a form could be followed by no model, None if one could; takes about half a second.
 
     Raises:

@@ -54,6 +54,8 @@ class ChatAnswer:
         if not event.is_failure:
             return
         logger.error("request=%s ended: %s %s", self.answer_id, event.finish_reason, event.error)
+        if event.is_unanswered:
+            raise unavailable(f"the engine does not answer: {event.error}", code="engine_unavailable")
         if event.finish_reason == "error":
             message = "the engine failed on this request; the server's log tells why"
             raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="engine_error")

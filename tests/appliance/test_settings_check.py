@@ -282,7 +282,10 @@ def test_a_prompt_may_hold_json(box: Path) -> None:
 
 
 def test_the_look_loads_no_model(box: Path) -> None:
-    box.write_text('objects: {track: [persn]}\ncameras: {a: {source: "synthetic://street"}}')
+    box.write_text(
+        "objects: {track: [persn]}\ndescribe: {schema: {type: integer}}\n"
+        'cameras: {a: {source: "synthetic://street", describe: {schema: {enum: [yes, no]}}}}'
+    )
     code = (
         f"import sys; sys.argv = ['appliance', 'config', 'check', {str(box)!r}]\n"
         "try:\n    from appliance.cli import main; main()\n"

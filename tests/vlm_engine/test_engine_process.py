@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,10 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.vlm_engine.test_async_engine import assert_closing_ends_streams, collect, config_of, until
 from tests.vlm_engine.test_engine import ask, picture
-from vlm_engine import EngineConfig, EngineProcess, EngineStopped, wire
+from vlm_engine import EngineConfig, EngineProcess, EngineStopped, GenerationRequest, wire
 
 START_S = 200.0
 """Generous: a loaded machine loads torch in a new process."""
+FOR_EVER_S = 1e6
 
 
 @asynccontextmanager
@@ -138,6 +140,46 @@ async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(qwen3_vl_c
     assert not Path(f"/proc/{pid}").exists()
 
 
+async def test_chats_that_wait_are_told_as_soon_as_a_process_is_silent(qwen3_vl_checkpoint: Path) -> None:
+    """In decode, before the first token, while a picture is prepared; it comes back and drops them."""
+    async with started(EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=FOR_EVER_S)) as engine:
+        pid, prepare, send = engine.pid, engine._prepare, engine._send
+        held, going_on, sent = threading.Event(), threading.Event(), list[object]()
+
+        def slow(request: GenerationRequest) -> list[Any]:
+            frames = prepare(request)
+            if request.request_id == "preparing":
+                held.set()
+                going_on.wait(START_S)
+            return frames
+
+        async def noted(frames: list[Any]) -> None:
+            await send(frames)
+            sent.append(frames)
+
+        engine._prepare, engine._send = slow, noted  # type: ignore[method-assign]
+        assert pid is not None
+        decoding = engine.generate(ask("decoding", "hello", max_tokens=2000))
+        await anext(decoding)
+        os.kill(pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(collect(engine, "waiting", picture(), "hello", max_tokens=2000))
+        preparing = asyncio.create_task(collect(engine, "preparing", picture(1), "hello"))
+        await until(lambda: held.is_set() and len(sent) == 2)
+        engine._stall_s = 0.5
+        for events in ([event async for event in decoding], await waiting):
+            assert re.match("no sign of life for [0-9]+ s with 3 requests running", events[-1].error or "")
+            assert (events[-1].finish_reason, events[-1].is_unanswered) == ("error", True)
+        engine._stall_s = FOR_EVER_S
+        os.kill(pid, signal.SIGCONT)
+        going_on.set()
+        with pytest.raises(EngineStopped, match="was away while"):
+            await preparing
+        assert (await collect(engine, "next", "hello"))[-1].finish_reason == "length"
+        await until(lambda: engine.stats().classes["interactive"].finished.get("cancelled") == 2)
+        await until(lambda: engine.stats().num_free_blocks == engine.stats().num_blocks)
+        assert engine.num_restarts == 0
+
+
 async def test_a_process_that_stays_silent_is_started_again(qwen3_vl_checkpoint: Path) -> None:
     async with started(EngineProcess(config_of(qwen3_vl_checkpoint), stall_s=1.5)) as engine:
         pid = engine.pid
@@ -146,6 +188,7 @@ async def test_a_process_that_stays_silent_is_started_again(qwen3_vl_checkpoint:
         (event,) = await collect(engine, "x", "hello")
         assert event.finish_reason == "error"
         assert "no sign of life for" in (event.error or "")
+        await until(lambda: "being started again" in (engine.unhealthy_reason or ""), START_S)
         await until(lambda: engine.is_healthy, START_S)
         assert engine.num_restarts
         assert not Path(f"/proc/{pid}").exists()

@@ -34,7 +34,8 @@ BESIDE_THE_CORE = {
     "detectors' turns": "turn turn_queue",
     "settings and refusals": "__init__ config sampling_params limits checkpoint_peek errors",
     "the first steps": "warm_up calibration cost_cache",
-    "numbers": "books metrics trace health",
+    "numbers": "books metrics trace",
+    "steps that failed": "health recovery probe",
     "only if asked for, or on CUDA": "speculation lookup varlen",
 }
 

@@ -14,9 +14,9 @@ from tests.tiny_tokenizers import qwen_tokenizer
 from tests.vlm_engine.test_answers import answer, answers, wish
 from tests.vlm_engine.test_engine import make_engine, picture
 from vlm_engine import EngineBusy, EngineConfig, EngineStopped, RequestError, StructuredOutput
-from vlm_engine.grammar import Grammars, check_grammar
+from vlm_engine.grammar import Grammars
 from vlm_engine.models import VisionLanguageModel, load_model
-from vlm_engine.trial import FormTrial
+from vlm_engine.trial import FormTrial, check_grammar
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
