@@ -1,4 +1,4 @@
-"""Cases I1 to I9 at the door itself; test_api_chat.py sends the same over REST."""
+"""Cases I1 to I9 at the door itself; api/test_chat_refusals.py sends the same over REST."""
 
 import base64
 import contextlib
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from appliance.clips import VideoLimits, clip_from_data_uri
 from appliance.images import ImageError, ImageLimits, image_from_bytes, image_from_data_uri, image_from_file
 from tests.appliance.pictures import data_uri, encoded, giant_png_header, quadrants
 
@@ -210,7 +211,7 @@ def test_the_byte_cap_holds_for_every_way_in(tmp_path: Path) -> None:
             read(source, limits)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("format_", ["GIF", "WEBP"])
+@pytest.mark.parametrize("format_", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_the_first_frame_of_an_animation_is_taken(format_: str) -> None:
     """I7"""
     red, blue = Image.new("RGB", (40, 40), "red"), Image.new("RGB", (40, 40), "blue")
@@ -252,14 +253,22 @@ def test_other_data_uris_are_refused(uri: str, reason: str) -> None:
 
 @pytest.mark.parametrize("white_space", [" ", "\n", "\r\n", "\t"])
 @pytest.mark.parametrize("position", [0, 40, None])
-def test_line_breaks_and_missing_padding_of_a_payload_are_nothing(
-    white_space: str, position: int | None
-) -> None:
-    """I8: `base64` on a command line breaks lines, and browsers leave the padding away."""
-    payload = base64.b64encode(encoded(quadrants(64, 47))).decode()
+def test_white_space_in_the_payload_is_refused(white_space: str, position: int | None) -> None:
+    """I8: in a picture, and in a frame of a clip."""
+    payload = base64.b64encode(encoded(quadrants(64, 47), "JPEG")).decode()
     split = len(payload) if position is None else position
-    broken = payload[:split] + white_space + payload[split:].rstrip("=")
-    assert image_from_data_uri("data:image/png;base64," + broken).size == (64, 47)
+    broken = payload[:split] + white_space + payload[split:]
+    with pytest.raises(ImageError, match="without line breaks and other white space"):
+        image_from_data_uri("data:image/jpeg;base64," + broken)
+    with pytest.raises(ImageError, match=r"frame 2: .*without line breaks and other white space"):
+        clip_from_data_uri(f"data:video/jpeg;base64,{payload},{broken}", None, VideoLimits())
+
+
+@pytest.mark.parametrize("height", [46, 47, 48])
+def test_missing_padding_of_a_payload_is_nothing(height: int) -> None:
+    """Browsers leave it away."""
+    payload = base64.b64encode(encoded(quadrants(64, height))).decode()
+    assert image_from_data_uri("data:image/png;base64," + payload.rstrip("=")).size == (64, height)
 
 
 def test_random_bytes_are_refused_at_once() -> None:

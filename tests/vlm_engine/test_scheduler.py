@@ -180,6 +180,22 @@ def test_interactive_takes_a_slot_from_background_and_equals_do_not() -> None:
     assert [frame.num_preemptions for frame in frames] == [0, 1]
 
 
+def test_chats_wait_for_the_slots_of_their_equals() -> None:
+    """E17: who came first too, as long as it does not run."""
+    scheduler = make_scheduler(max_num_seqs=2, budget=64)
+    chats = [make_sequence(8, max_tokens=5) for _ in range(2)]
+    for chat in chats:
+        scheduler.add(chat)
+    finish_step(scheduler, scheduler.plan(0.0))
+    early = make_sequence(4, arrival_s=-9.0)
+    scheduler.add(early)
+    finish_step(scheduler, scheduler.plan(1.0))
+    assert early.status is Status.WAITING
+    run(scheduler)
+    assert not scheduler.preemptions.total()
+    assert early.finish_reason == "length"
+
+
 def test_a_preempted_sequence_keeps_its_place() -> None:
     """E18: preempted again and again, it still comes before those that arrived later."""
     scheduler = make_scheduler(num_blocks=10, max_num_seqs=4, budget=64)

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -363,6 +364,16 @@ def test_what_is_no_picture(http: httpx.Client, data: bytes, message: str) -> No
     assert error["param"] == "messages[0].content[1].image_url"
 
 
+def test_one_bad_picture_among_good_ones(http: httpx.Client) -> None:
+    """E24: nine at once; eight are answered."""
+    pictures = [encoded(quadrants(64 + 8 * number, 64)) for number in range(8)]
+    bodies = [GOOD | image(data_uri(data)) for data in (*pictures[:4], pictures[0][:-128], *pictures[4:])]
+    with ThreadPoolExecutor(9) as pool:
+        replies = list(pool.map(lambda body: http.post("/v1/chat/completions", json=body), bodies))
+    assert [reply.status_code for reply in replies] == [200] * 4 + [400] + [200] * 4
+    assert replies[4].json()["error"]["param"] == "messages[0].content[1].image_url"
+
+
 def test_an_animation_is_answered(http: httpx.Client) -> None:
     """I7"""
     frames = [quadrants(64, 64).rotate(90), quadrants(64, 64).rotate(180)]
@@ -377,7 +388,9 @@ def test_data_uris(http: httpx.Client) -> None:
     for header in ("data:image/png;charset=utf-8;base64,", "DATA:image/png;base64,"):
         reply = http.post("/v1/chat/completions", json=GOOD | image(header + payload))
         assert reply.status_code == 200, reply.text
-    for bad in ("data:,x", f"data:image/png,{payload}", f"data:image/png;base64,{payload[:9]}*{payload[9:]}"):
+    parts = (payload[:9], payload[9:])
+    broken = [f"data:image/png;base64,{between.join(parts)}" for between in ("*", " ", "\n")]
+    for bad in ("data:,x", f"data:image/png,{payload}", *broken):
         assert refused(http, image(bad))["code"] == "invalid_image"
 
 
