@@ -1,10 +1,11 @@
 """How long a job is on its way: one process puts jobs of 100 KB, this one takes and finishes them.
 
-    python benchmarks/queue_round_trip.py [--jobs 500] [--rate 50] [--size 100000] [--url redis://…]
+    python benchmarks/queue_round_trip.py [--jobs 500] [--rates 20 50 100 200] [--size 100000] [--url redis://…]
 
 Writes one JSON object to standard output; times in milliseconds, by the clock that both processes share.
-`steady` is at the given rate; `as_fast_as_possible` fills the queue, so its way is mostly waiting. `plain` is
-what the server, the client library and this machine take without a queue: one XADD to one XREAD that waits.
+`queue` is at steady rates, in jobs a second; `as_fast_as_possible` fills the queue, so its way is mostly
+waiting. `plain` is what the server, the client library and this machine take without a queue: one XADD to one
+XREAD that waits. The lower the rate, the deeper cores sleep in between, and the longer they take to wake up.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def summary(values: list[float]) -> dict[str, float]:
 def measure(url: str, jobs: int, rate: float, size: int, kind: str = "queue") -> dict[str, object]:
     """One run: the three times, and jobs a second."""
     command = [sys.executable, __file__, "--produce", kind, "--url", url]
-    options = ["--jobs", str(jobs), "--rate", str(rate), "--size", str(size)]
+    options = ["--jobs", str(jobs), "--rates", str(rate), "--size", str(size)]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE) as producer:
         start = time.monotonic()
         way_ms, finish_ms = asyncio.run((consume if kind == "queue" else consume_plain)(url, jobs))
@@ -116,25 +117,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--url", help="a server of your own; default: the embedded one")
     parser.add_argument("--jobs", type=int, default=500)
-    parser.add_argument("--rate", type=float, default=50.0)
+    parser.add_argument("--rates", type=float, nargs="+", default=[20.0, 50.0, 100.0, 200.0])
     parser.add_argument("--size", type=int, default=100_000)
     parser.add_argument("--produce", choices=("queue", "plain"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.produce:
         run = produce if options.produce == "queue" else produce_plain
-        return run(options.url, options.jobs, options.rate, options.size)
+        return run(options.url, options.jobs, options.rates[0], options.size)
     with nullcontext() if options.url else EmbeddedServer() as server:
         url = options.url or server.url
-        steady = measure(url, options.jobs, options.rate, options.size)
-        plain = measure(url, options.jobs, options.rate, options.size, "plain")
+        by_rate = {
+            f"{rate:g}": {
+                kind: measure(url, options.jobs, rate, options.size, kind) for kind in ("queue", "plain")
+            }
+            for rate in options.rates
+        }
         burst = measure(url, options.jobs, 0, options.size)
     report = {
         "jobs": options.jobs,
         "size_bytes": options.size,
-        "rate_per_s": options.rate,
-        "steady": steady,
+        "by_rate": by_rate,
         "as_fast_as_possible": burst,
-        "plain": plain,
         "commit": _commit(),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
