@@ -18,7 +18,6 @@ from appliance.camera import Camera, frame_rate
 from appliance.courses import GONE_S, Courses, Teller
 from appliance.device_sharing import Hastening, limit_threads, load_detector, share_device
 from appliance.fates import why_dropped
-from appliance.heap import limit_arenas
 from appliance.logs import set_up_logging
 from appliance.observing import make_job
 from appliance.permits import Permits
@@ -325,7 +324,6 @@ def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -
     if not settings.cameras:
         raise SettingsError("cameras is empty: add one in --config")
     set_up_logging(logging.INFO)
-    limit_arenas()
     stop, worker = stop_on_signals(), VisionWorker(settings, settings.redis.address)
     if load is not None:
         signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, telling(load, settings)))
@@ -369,7 +367,6 @@ def _run_child(begin_with: Callable[[Settings], Settings]) -> None:
     settings = from_json(sys.stdin.readline())
     assert settings.redis.address is not None
     set_up_logging(logging.WARNING)
-    limit_arenas()
     try:
         worker = VisionWorker(begin_with(settings), settings.redis.address, stop)
     except VisionError as error:
