@@ -6,31 +6,59 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from vision.boxes import overlap
+from vision.boxes import Box, overlap
 from vision.types import Detections, Image
 
-_THUMBNAIL = (32, 18)
+Thumbnail = NDArray[np.float32]
+
+_WHOLE = (32, 18)
+_BOX = (16, 16)
 # why: a box that stands still trembles by a few percent from frame to frame
 _SAME_BOX = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A frame as it is remembered: its wanted detections, and the picture in 32 x 18 grey points."""
+    """A frame as it is remembered: its wanted detections, small grey pictures of it and of each of them."""
 
     detections: Detections
-    thumbnail: NDArray[np.float32]
+    whole: Thumbnail
+    looks: tuple[Thumbnail, ...]
 
     @classmethod
     def of(cls, image: Image, detections: Detections) -> "Shown":
-        """What is remembered of a frame with these wanted detections."""
-        grey = cv2.cvtColor(cv2.resize(image, _THUMBNAIL, interpolation=cv2.INTER_AREA), cv2.COLOR_BGR2GRAY)
-        return cls(detections, np.asarray(grey, np.float32))
+        """What is remembered of a frame ``[H, W, 3]`` with these wanted detections."""
+        return cls(detections, _small(image, _WHOLE), _looks(image, detections))
 
-    def is_like(self, other: "Shown", similarity: float) -> bool:
-        """Whether no wanted box came, went or moved, and the pictures agree to ``similarity``, 0 to 1."""
-        difference = float(np.abs(self.thumbnail - other.thumbnail).mean()) / 255
-        return 1 - difference >= similarity and _have_same_boxes(self.detections, other.detections)
+    def is_shown_by(self, image: Image, detections: Detections, similarity: float) -> bool:
+        """Whether another frame shows the same.
+
+        That is: no wanted box came, went or moved, and the pictures agree to ``similarity``, 0 to 1, as a
+        whole and within each of the boxes, which may hold somebody else now.
+        """
+        if not _have_same_boxes(detections, self.detections):
+            return False
+        # why: both are cut where the boxes were, or their trembling would be a difference
+        pairs = [
+            (self.whole, _small(image, _WHOLE)),
+            *zip(self.looks, _looks(image, self.detections), strict=True),
+        ]
+        return all(1 - float(np.abs(before - now).mean()) / 255 >= similarity for before, now in pairs)
+
+
+def _looks(image: Image, detections: Detections) -> tuple[Thumbnail, ...]:
+    return tuple(_small(_cut(image, box), _BOX) for box in detections.boxes)
+
+
+def _cut(image: Image, box: Box) -> Image:
+    height, width = image.shape[:2]
+    left, top = int(np.clip(box[0], 0, width - 1)), int(np.clip(box[1], 0, height - 1))
+    return image[top : max(top + 1, int(box[3])), left : max(left + 1, int(box[2]))]
+
+
+def _small(image: Image, size: tuple[int, int]) -> Thumbnail:
+    small = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    return np.asarray(cv2.cvtColor(small, cv2.COLOR_BGR2GRAY), np.float32)
 
 
 def _have_same_boxes(one: Detections, other: Detections) -> bool:

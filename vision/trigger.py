@@ -50,7 +50,7 @@ class TriggerConfig:
         period_s: describe the scene when nothing was described for so many seconds; None for never.
         required_zones: only who has been in one of these zones is a reason; empty for everybody.
         similarity: leave out a frame that shows what was described last: no wanted box has changed, and the
-            pictures agree to this degree (1: the same); None leaves nothing out.
+            pictures agree to this degree (1: the same), also within each box; None leaves nothing out.
     """
 
     labels: tuple[str, ...] | None = None
@@ -124,7 +124,7 @@ class Trigger:
         scores = detections.scores
         chosen = max(list(reasons) or rows, key=lambda row: float(scores[row]), default=-1)
         is_duplicate = self._is_duplicate(frame, detections[is_fit]) and not is_asked_for
-        self._describe([visits[row] for row in rows])
+        self._settle([visits[row] for row in rows], is_told=not is_duplicate)
         if is_duplicate:
             self.num_held_back["near_duplicate"] += 1
             return None
@@ -147,7 +147,7 @@ class Trigger:
     def _forget_times(self) -> None:
         self._described_s: dict[str, float] = {}
         self._last_s: float | None = None
-        self._began_s: float | None = None
+        self._quiet_since_s: float | None = None
         self._shown: Shown | None = None
 
     def _fit(self, frame: Frame, detections: Detections) -> NDArray[np.bool_]:
@@ -225,28 +225,30 @@ class Trigger:
         return any(time_s is not None and self._now_s - time_s < pause_s for time_s, pause_s in last)
 
     def _period_is_over(self) -> str | None:
-        self._began_s = self._now_s if self._began_s is None else self._began_s
-        since_s = self._began_s if self._last_s is None else self._last_s
+        if self._quiet_since_s is None:
+            self._quiet_since_s = self._now_s
         period_s = self.config.period_s
-        return "periodic" if period_s is not None and self._now_s - since_s >= period_s else None
+        return "periodic" if period_s is not None and self._now_s - self._quiet_since_s >= period_s else None
 
     def _is_duplicate(self, frame: Frame, wanted: Detections) -> bool:
         if self.config.similarity is None:
             return False
-        now, last = Shown.of(frame.image, wanted), self._shown
-        if last is not None and now.is_like(last, self.config.similarity):
+        if self._shown is not None and self._shown.is_shown_by(frame.image, wanted, self.config.similarity):
             return True
-        self._shown = now
+        self._shown = Shown.of(frame.image, wanted)
         return False
 
-    def _describe(self, visits: list[Visit]) -> None:
-        self._last_s = self._now_s
+    def _settle(self, visits: list[Visit], *, is_told: bool) -> None:
+        """Nothing is due any more; what was left out as the same as before begins no cooldown."""
+        self._quiet_since_s = self._now_s
+        self._last_s = self._now_s if is_told else self._last_s
         for visit in visits:
             seen = {*self._reasons(visit), *([NEW_TRACK] if self._is_admitted(visit) else [])}
             if seen - visit.described:
                 visit.described |= seen
-                visit.host, visit.described_s = None, self._now_s
-                self._described_s[visit.label] = self._now_s
+                visit.host = None
+                if is_told:
+                    visit.described_s = self._described_s[visit.label] = self._now_s
 
     def _observe(
         self, frame: Frame, detections: Detections, visits: list[Visit], row: int, reason: str

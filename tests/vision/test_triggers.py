@@ -197,6 +197,30 @@ def test_a_wanted_box_that_changed_is_never_left_out(other: Thing) -> None:
     assert len(seen) == 2
 
 
+def test_somebody_else_in_the_same_place_is_not_left_out() -> None:
+    """A wanted box changed, though not where it is, and of the whole picture it is a few percent."""
+    trigger = Trigger(TriggerConfig(cooldown_s=0, min_hits=1, similarity=0.97))
+    parked = Thing(0, 900, 100, label=2)
+    picture = BLANK.copy()
+    seen = []
+    for index, (track_id, shade) in enumerate([(1, 60), (1, 60), (2, 60), (3, 120)]):
+        picture[200:360, 100:160] = shade
+        tracked = detections([parked], index).with_tracks(np.array([track_id]))
+        if trigger.update(Frame("a", index, index * 20.0, 0.0, picture.copy()), tracked):
+            seen.append(track_id)
+    assert seen == [1, 3]
+    assert trigger.num_held_back == {"near_duplicate": 1}
+
+
+def test_what_was_left_out_begins_no_cooldown() -> None:
+    """Nothing was told, so that the next who comes is told of at once."""
+    config = TriggerConfig(cooldown_s=5, camera_cooldown_s=5, min_hits=1, dwell_s=6.0, similarity=0.9)
+    trigger = Trigger(config)
+    seen = watch(trigger, [Thing(0, 90, 100), Thing(65, 70, 400)], 90)
+    assert [(one.frame.index, one.track_id) for one in seen] == [(0, 1), (65, 2)]
+    assert trigger.num_held_back == {"near_duplicate": 1}
+
+
 def test_a_picture_that_changed_is_not_left_out() -> None:
     """Somebody switched the light on: the boxes are the same."""
     trigger = Trigger(TriggerConfig(cooldown_s=0, min_hits=1, period_s=1.0, similarity=0.9))
