@@ -5,13 +5,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from appliance.camera_settings import CameraSettings
 from appliance.jobs import CameraStatus
 from appliance.reader import LOG_AGAIN_S, CameraReader, FrameRate, Patience
 from appliance.viewing import privacy_masks
 from vision.options import SourceOptions, StreamConfig
-from vision.reach import check_reach
+from vision.reach import check_reach, within
 from vision.sources import FrameSource, open_source
 from vision.urls import is_stream, redact, shown_address
 
@@ -21,6 +22,8 @@ DEFAULT_FPS = 10.0
 GRACE_S = 10.0
 REACH_S = 1.5
 PATIENT_EVERY = 8
+OPEN_S = 5.0
+"""How long whoever is no reader waits for a file to open."""
 
 
 class Camera:
@@ -41,6 +44,7 @@ class Camera:
         )
         self.rate = FrameRate()
         self.num_openings_seen = 1
+        self.is_video = True
         self.num_detections = 0
         self.num_jobs = 0
         self.num_refused = 0
@@ -137,7 +141,7 @@ def frame_rate(name: str, settings: CameraSettings) -> float:
     if is_stream(settings.source):
         return DEFAULT_FPS
     try:
-        source = open_source(settings.source, camera=name)
+        source = within(OPEN_S, partial(open_source, settings.source, camera=name))
     except Exception:
         # why: only a guess is lost; whoever reads the camera meets the same and tells it.
         return DEFAULT_FPS

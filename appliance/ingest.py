@@ -15,6 +15,7 @@ from queue import SimpleQueue
 
 from appliance.board import BoardWriter
 from appliance.camera import Camera, frame_rate
+from appliance.collecting import collect_s
 from appliance.courses import GONE_S, Courses, Teller
 from appliance.device_sharing import Hastening, limit_threads, load_detector, share_device
 from appliance.fates import why_dropped
@@ -40,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
 IDLE_WAIT_S = 0.25
-# why: frames cost the detector less together, and a frame that has waited so long still shows what is.
-COLLECT_SHARE = 0.5
-COLLECT_S = (0.01, 0.1)
 ASKED_EVERY_S = 0.2
 STOP_S = 2.0
 QUEUE_AGAIN_S = 0.5
@@ -109,8 +107,8 @@ class VisionWorker:
         self._wake.set()
 
     def _config(self, name: str) -> CameraConfig:
-        rate = frame_rate(name, self._settings.cameras[name])
-        return camera_config(self._settings, self._detector, name, frame_rate=rate)
+        rate, is_video = frame_rate(name, self._settings.cameras[name]), self._cameras[name].is_video
+        return camera_config(self._settings, self._detector, name, frame_rate=rate, is_video=is_video)
 
     def _take_news(self) -> None:
         while not self._news.empty():
@@ -236,6 +234,10 @@ class VisionWorker:
                 camera.num_openings_seen = camera.reader.num_openings
                 self._pipeline.reset(camera.name)
                 self._teller.tell(self._courses.end(camera.name))
+            if camera.is_video != camera.reader.is_video:
+                camera.is_video = camera.reader.is_video
+                with self._alone(camera):
+                    self._pipeline.put(self._config(camera.name))
 
     def _fail_frame(self, frame: Frame, error: Exception) -> None:
         self._fail(self._cameras[frame.camera], error)
@@ -296,22 +298,6 @@ class VisionWorker:
                     self._teller.tell(self._courses.end(camera.name))
                 held_back = self._pipeline.num_held_back(camera.name)
                 self._board.write_status(camera.status(held_back, self._courses.open_events(camera.name)))
-
-
-def collect_s(rates: Sequence[float], last_batch_s: float) -> float:
-    """How long the first frame of a batch waits for those of other cameras.
-
-    Half of the time that the last batch left of the pause between two frames of the fastest camera, within
-    bounds, so that the batch is done before that camera's next frame comes.
-
-    Args:
-        rates: frames a second of each camera.
-        last_batch_s: what the last batch took.
-    """
-    least_s, most_s = COLLECT_S
-    fastest = max(rates, default=0.0)
-    left_s = 1 / fastest - last_batch_s if fastest else 0.0
-    return max(least_s, min(most_s, COLLECT_SHARE * left_s))
 
 
 def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -> None:

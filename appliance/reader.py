@@ -62,7 +62,7 @@ class CameraReader:
     A source that fails is opened again with back-off, for ever; one that ends is left alone. `on_frame` is
     called whenever there is something to take. `max_fps` passes on only so many frames a second of the
     source's own time. `dropped` counts frames by reason: `replaced` here before anybody took them, and what
-    the source lost (`damaged`, `late`, `missing`).
+    the source lost (`damaged`, `late`, `missing`). `is_video` is that of the source that was opened last.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class CameraReader:
         self.num_read = 0
         self.num_openings = 0
         self.num_hung = 0
+        self.is_video = True
         self.error: str | None = None
         self.last_frame_at: float | None = None
         self._state = "stopped"
@@ -208,11 +209,8 @@ class CameraReader:
             error: Exception
             try:
                 self._read_once(attempt)
-            except SourceError as failure:
-                error = failure
             except Exception as failure:
                 # why: a decoder's surprise must end as one failed camera, not as a thread silently gone.
-                logger.exception("camera=%s failed", self.name)
                 error = failure
             else:
                 self._end(attempt)
@@ -231,6 +229,7 @@ class CameraReader:
 
     def _read_once(self, attempt: _Attempt) -> None:
         attempt.source = source = self._open_source()
+        self.is_video = source.is_video
         try:
             gate, is_counted = FrameGate(self._max_fps), False
             for frame in source:
@@ -276,15 +275,16 @@ class CameraReader:
             # why: what was waited for in vain counts, so that a host that gives no answer is asked as often.
             spent_s = time.monotonic() - attempt.started_at
             wait_s = max(min(LEAST_WAIT_S, wait_s), wait_s - spent_s)
-        self._log(self.error, wait_s)
+        self._log(self.error, wait_s, None if is_known else error)
         self._quiet_since = None
         self._stopping.wait(wait_s)
 
-    def _log(self, error: str, wait_s: float) -> None:
+    def _log(self, error: str, wait_s: float, surprise: Exception | None) -> None:
         text, at = self._logged
         if error != text or time.monotonic() - at > LOG_AGAIN_S:
             self._logged = error, time.monotonic()
-            logger.warning("camera=%s %s, next try in %.1f s: %s", self.name, self._state, wait_s, error)
+            told = self.name, self._state, wait_s, error
+            logger.warning("camera=%s %s, next try in %.1f s: %s", *told, exc_info=surprise)
 
     def _close_source(self, attempt: _Attempt) -> None:
         if attempt.source is not None:

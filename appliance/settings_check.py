@@ -5,6 +5,7 @@ Ultralytics is not imported, torch only where a device is named that it alone kn
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -94,15 +95,22 @@ def check_outputs(settings: Settings) -> Iterator[Finding]:
 
 def check_sources(settings: Settings) -> Iterator[Finding]:
     """Whether each camera's source is there, or could be; streams are not connected to."""
-    from appliance.camera import source_options
+    from appliance.camera import OPEN_S, source_options
     from vision.errors import SourceNotFound, SourceUnreadable, VisionError
+    from vision.reach import within
     from vision.sources import open_source
+    from vision.urls import shown_address
 
     for name, camera in settings.cameras.items():
         if not camera.enabled:
             continue
+        opening = partial(open_source, camera.source, camera=name, options=source_options(camera))
         try:
-            open_source(camera.source, camera=name, options=source_options(camera)).close()
+            within(OPEN_S, opening).close()
+        except TimeoutError:
+            shown = shown_address(camera.source)
+            text = f"{shown} cannot be opened in {OPEN_S:g} s: does its disk or network answer?"
+            yield Finding(f"cameras.{name}.source", text, "awaited")
         except (SourceNotFound, SourceUnreadable) as error:
             yield Finding(f"cameras.{name}.source", str(error), "awaited")
         except VisionError as error:

@@ -1,10 +1,16 @@
-"""Whether a camera's host answers at all, asked cheaply between two attempts to open its stream."""
+"""Whether a camera's host or disk answers at all, asked so that nobody else waits for it."""
 
 import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 from urllib.request import getproxies
 
 from vision.errors import SourceUnreadable
 from vision.urls import StreamUrl, is_stream, parse_stream_url
+
+T = TypeVar("T")
 
 _PORTS = {"rtsp": 554, "rtsps": 322, "http": 80, "https": 443, "rtmp": 1935, "rtmps": 443}
 
@@ -35,6 +41,26 @@ def check_reach(uri: str, timeout_s: float) -> None:
         ) from None
     except OSError:
         return
+
+
+def within(timeout_s: float, call: Callable[[], T]) -> T:
+    """What `call` returns, or raises; one that does not come back is left behind in a thread of its own.
+
+    why: a file on a disk or a network drive that hangs holds whoever opens it for ever.
+
+    Raises:
+        TimeoutError: it did not come back in that time.
+    """
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="within", daemon=True).start()
+    return answer.result(timeout_s)
 
 
 def _goes_by_proxy(url: StreamUrl) -> bool:

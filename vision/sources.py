@@ -15,6 +15,9 @@ from vision.shape import FrameShape
 from vision.types import Frame
 from vision.urls import split_uri
 
+MAX_HOLE_S = 60.0
+"""So long at most a recording that is played at its pace waits for a frame: joined ones have long holes."""
+
 
 @runtime_checkable
 class FrameSource(Protocol):
@@ -111,6 +114,9 @@ def _open_path(path: Path, camera: str) -> FrameSource:
         return Stills.in_folder(path, camera)
     if not path.exists():
         raise SourceNotFound(f"no file or folder {path}: check the path")
+    if not path.is_file():
+        # why: a pipe or a device may hold whoever opens it for ever, and gives its frames to one reader once
+        raise SourceUnsupported(f"{path} is a pipe, socket or device: give a file, a folder or a stream")
     if path.suffix.lower() in IMAGE_SUFFIXES:
         return Stills((path,), camera)
     return VideoFile(path, camera)
@@ -148,7 +154,8 @@ class _Wrapper:
 class PacedSource(_Wrapper):
     """Another source, slowed down to the pace of its time stamps.
 
-    No frame is left out when the reader is late; ``captured_at`` is the moment of handing on.
+    No frame is left out when the reader is late; ``captured_at`` is the moment of handing on. A hole in the
+    time stamps is waited for no longer than `MAX_HOLE_S`.
     """
 
     def __init__(
@@ -167,7 +174,10 @@ class PacedSource(_Wrapper):
         for frame in self._source:
             now = self._clock()
             start = now - frame.time_s if start is None else start
-            if (wait := start + frame.time_s - now) > 0:
+            wait = start + frame.time_s - now
+            if wait > MAX_HOLE_S:
+                start, wait = start - wait + MAX_HOLE_S, MAX_HOLE_S
+            if wait > 0:
                 self._sleep(wait)
             if self._closed.is_set():
                 return

@@ -115,7 +115,8 @@ class LiveStream:
             elif gate.passes(moment.time_s):
                 if moment.wait_s and self._closed.wait(moment.wait_s):
                     return
-                yield Frame(self.name, index, moment.time_s, time.time(), upright(picture, stream))
+                image = upright(picture, stream, self._address.shown)
+                yield Frame(self.name, index, moment.time_s, time.time(), image)
 
     def _pictures(self, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
         limit_s = self._config.first_frame_s

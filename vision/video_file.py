@@ -65,11 +65,13 @@ class VideoFile:
 
         Raises:
             SourceUnreadable: not one frame could be decoded.
+            SourceUnsupported: they have pixels of a kind that cannot be converted.
         """
         num_read, end_s, self.num_missing = 0, 0.0, 0
         frame_s = 1 / (self.fps or _DEFAULT_FPS)
         for picture, time_s, stream in self.pictures():
-            yield Frame(self.name, num_read + self.num_lost, time_s, time.time(), upright(picture, stream))
+            image = upright(picture, stream, self.path)
+            yield Frame(self.name, num_read + self.num_lost, time_s, time.time(), image)
             num_read += 1
             end_s = time_s + max(frame_s, _duration_s(picture))
         if not num_read:
@@ -220,10 +222,17 @@ class _Times:
         return self._last
 
 
-def upright(picture: VideoFrame, stream: VideoStream) -> Image:
-    """Return a decoded picture as ``[H, W, 3]`` uint8 BGR, turned as its stream asks."""
-    # why: by default each picture has a team of threads for this, which lives as long as the picture
-    image = to_bgr8(picture.to_ndarray(format="bgr24", threads=1))
+def upright(picture: VideoFrame, stream: VideoStream, source: object = "the video") -> Image:
+    """Return a decoded picture as ``[H, W, 3]`` uint8 BGR, turned as its stream asks.
+
+    Raises:
+        SourceUnsupported: its pixels are of a kind that FFmpeg cannot convert; the message names `source`.
+    """
+    image = _bgr8(picture)
+    if image is None:
+        raise SourceUnsupported(
+            f"{source}: its pixels, {picture.format.name}, cannot be converted; make it yuv420p, for example"
+        )
     # why: `picture.side_data` would hold the picture, and be held by it, until the garbage collector comes
     side_data: SideDataContainer = cast(Any, SideDataContainer)(picture)
     matrix = side_data.get(SideDataType.DISPLAYMATRIX)
@@ -232,6 +241,17 @@ def upright(picture: VideoFrame, stream: VideoStream) -> Image:
     # why: old writers have only this tag; readers of today make a matrix of it, so it counts only without one
     tag = stream.metadata.get("rotate", "")
     return rotate_clockwise(image, float(tag)) if tag.lstrip("-").isdigit() else image
+
+
+def _bgr8(picture: VideoFrame) -> Image | None:
+    # why: FFmpeg ends the whole process over these
+    if picture.format.name.startswith("yaf32"):
+        return None
+    try:
+        # why: by default each picture has a team of threads for this, which lives as long as the picture
+        return to_bgr8(picture.to_ndarray(format="bgr24", threads=1))
+    except av.error.FFmpegError:
+        return None
 
 
 def _clock_s(text: str) -> float | None:

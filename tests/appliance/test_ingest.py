@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from appliance.board import MAX_ASKED, AskedTooOftenError, BoardReader, BoardWriter
-from appliance.ingest import VisionWorker, _follow_changes, collect_s
+from appliance.collecting import collect_s
+from appliance.ingest import VisionWorker, _follow_changes
 from appliance.jobs import CameraStatus, decode_change, decode_job, frame_key
 from appliance.permits import permit_of
 from appliance.settings import Settings, load_settings, to_json
@@ -20,6 +21,7 @@ from queues import EmbeddedServer, JobConsumer, QueueUnavailable, connect
 from tests.appliance.running import until
 from tests.queues.helpers import kill_server
 from tests.queues.servers import Server, started
+from vision import sources
 from vision.errors import UnknownClass
 
 VIDEO = "synthetic://street?seed=3&fps=5&frames=40"
@@ -287,10 +289,43 @@ def test_what_one_camera_fails_by_at_the_first_start_ends_no_other(server, monke
     assert (odd.state, odd.error) == ("unsupported", "ZeroDivisionError: division by zero")
     assert stuck.error == "ZeroDivisionError: division by zero"
 
-    strange = {"source": LIVE, "objects": {"track": ["unicorn"]}}
-    wrong = load_settings(None, {"detector": {"device": "cpu", "imgsz": 64}, "cameras": {"good": strange}})
-    with pytest.raises(UnknownClass, match="unicorn"):
+
+@pytest.mark.parametrize(
+    "looked_at",
+    [
+        {"objects": {"track": ["unicorn"]}},
+        {"objects": {"track": ["person"]}, "describe": {"objects": ["person", "unicorn"]}},
+        {"describe": {"object_prompts": {"scene": "What?", "unicorn": "Where?"}}},
+    ],
+)
+def test_a_class_that_is_not_known_ends_the_start(server, looked_at):
+    """V18: also one that is only to be described, and is not tracked either."""
+    cameras = {"good": {"source": LIVE} | looked_at}
+    wrong = load_settings(None, {"detector": {"device": "cpu", "imgsz": 64}, "cameras": cameras})
+    with pytest.raises(UnknownClass, match=r"'good'.* no class 'unicorn'\. It knows: person"):
         VisionWorker(wrong, server.url)
+
+
+def test_a_file_that_hangs_holds_up_no_other(server, monkeypatch, tmp_path):
+    """V2, V3: at the start and when it is added; whoever opens a file on a drive that is away is held."""
+    monkeypatch.setattr("appliance.camera.OPEN_S", 0.05)
+    open_path, released, far = sources._open_path, threading.Event(), tmp_path / "far.mp4"
+    monkeypatch.setattr(
+        sources,
+        "_open_path",
+        lambda path, camera: released.wait() if path == far else open_path(path, camera),
+    )
+    worker = VisionWorker(settings("far", good=LIVE, far=str(far)), server.url)
+    try:
+        with running(worker):
+            until(lambda: worker._cameras["good"].status({}).num_frames > 2)
+            worker.change(settings("far", good=LIVE, far=str(far), also=str(far)))
+            until(lambda: "also" in worker._cameras)
+            num_seen = worker._cameras["good"].status({}).num_frames
+            until(lambda: worker._cameras["good"].status({}).num_frames > num_seen + 2)
+            assert {worker._cameras[name].status({}).state for name in ("far", "also")} == {"connecting"}
+    finally:
+        released.set()
 
 
 def told(server: EmbeddedServer, chosen: Settings) -> dict[str, list[str]]:

@@ -128,6 +128,7 @@ def test_a_surprise_of_a_decoder_is_a_failed_camera(caplog):
     until(lambda: camera.error is not None)
 
     assert camera.error == "ZeroDivisionError: odd"
+    until(lambda: "Traceback" in caplog.text)
     camera.stop()
 
 
@@ -196,8 +197,7 @@ def test_the_state_says_what_is_wrong(error, state):
 
 def test_a_camera_that_ran_is_stalled_and_tried_again_soon(monkeypatch):
     """A host that answers `not found` while it starts again is no reason to wait long."""
-    waits = []
-    monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waits.append(timeout))
+    waits: list[float] = []
     sources = iter([Numbers(1, is_live=True, error=SourceUnreadable("cut"))])
 
     def opener() -> FrameSource:
@@ -206,6 +206,7 @@ def test_a_camera_that_ran_is_stalled_and_tried_again_soon(monkeypatch):
         return next(sources, None) or Numbers(0, error=SourceNotFound("not yet"))
 
     camera = CameraReader("numbers", opener, on_frame=lambda: None)
+    monkeypatch.setattr(camera._stopping, "wait", waits.append)
     camera._state = "connecting"
     camera._attempt = attempt = _Attempt(camera._run, "numbers")
     camera._run(attempt)
@@ -214,6 +215,41 @@ def test_a_camera_that_ran_is_stalled_and_tried_again_soon(monkeypatch):
     assert len(waits) == 6
     assert max(waits) <= 2
     assert len(set(waits)) == 6
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (SourceUnreadable("no"), "connecting"),
+        (SourceNotFound("no"), "not_found"),
+        (SourceUnsupported("no"), "unsupported"),
+        (SourceAuthFailed("no"), "auth_failed"),
+        (ZeroDivisionError("odd"), "unsupported"),
+    ],
+)
+def test_it_is_tried_for_ever_with_pauses_that_grow_to_a_limit_and_differ(monkeypatch, caplog, error, kind):
+    """Cameras that went with one switch do not all come back in the same moment."""
+    waits: list[float] = []
+
+    def opener() -> FrameSource:
+        return Numbers(0, error=None if len(waits) == 300 else type(error)("no"))
+
+    camera = CameraReader("numbers", opener, on_frame=lambda: None)
+    monkeypatch.setattr(camera._stopping, "wait", waits.append)
+    camera._state = "connecting"
+    camera._attempt = attempt = _Attempt(camera._run, "numbers")
+    camera._run(attempt)
+
+    most = reader.BACK_OFF_S[kind]
+    assert camera.state == "ended"
+    assert len(waits) == 300
+    assert len(caplog.records) == 1, "and told of once"
+    # why: where no answer came, what was waited for it counts
+    least = [reader.LEAST_WAIT_S if kind == "connecting" else 0.5 * limit for limit in most]
+    assert all(low <= wait <= limit for wait, low, limit in zip(waits, least, most, strict=False))
+    assert all(least[-1] <= wait <= most[-1] for wait in waits[len(most) :])
+    assert max(waits) > 0.9 * most[-1]
+    assert len(set(waits)) > 290
 
 
 def test_a_silent_live_camera_is_stalled(monkeypatch):

@@ -155,6 +155,22 @@ def test_weights_that_give_nan_are_refused(untrained: Any, tmp_path: Path) -> No
         Detector(DetectorConfig(str(tmp_path / "nan.pt"), imgsz=64))
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "package"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_exports_that_give_nan_are_refused(untrained: Any, tmp_path: Path, kind: str, package: str) -> None:
+    """V21: whatever computes."""
+    pytest.importorskip(package)
+    model = deepcopy(untrained)
+    model.model.model[4].cv1.conv.weight.data[0, 0] = float("nan")
+    model.save(tmp_path / "nan.pt")
+    options = {"simplify": False} if kind == "onnx" else {}
+    export = (
+        import_ultralytics().YOLO(tmp_path / "nan.pt").export(format=kind, imgsz=64, verbose=False, **options)
+    )
+    with pytest.raises(ModelBroken, match=r"nan.*NaN"):
+        Detector(DetectorConfig(export))
+
+
 def test_weights_that_see_things_everywhere_are_refused(untrained: Any, tmp_path: Path) -> None:
     """V21: finite, and wrong."""
     model = deepcopy(untrained)

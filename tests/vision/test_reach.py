@@ -1,13 +1,14 @@
 """A camera's host is asked for a moment before its stream is opened again."""
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.vision.rtsp_server import Deaf, RtspServer
 from vision.errors import SourceUnreadable
-from vision.reach import check_reach
+from vision.reach import check_reach, within
 
 
 def test_a_host_that_gives_no_answer_is_told_without_its_password() -> None:
@@ -35,3 +36,14 @@ def test_ipv6_hosts_are_asked_too() -> None:
         pytest.skip("no IPv6 on this machine")
     with listener:
         check_reach(f"rtsp://[::1]:{listener.getsockname()[1]}/cam", 5.0)
+
+
+def test_what_does_not_come_back_is_left_behind() -> None:
+    """V3: what a disk that hangs does to whoever opens a file on it."""
+    released = threading.Event()
+    with pytest.raises(TimeoutError):
+        within(0.05, released.wait)
+    released.set()
+    assert within(20.0, lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        within(20.0, lambda: 1 // 0)

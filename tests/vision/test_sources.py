@@ -1,5 +1,6 @@
 """`open_source`: which kind, at which pace, and what it says when there is nothing."""
 
+import os
 import threading
 import time
 from itertools import islice, pairwise
@@ -54,6 +55,15 @@ def test_the_kind_follows_from_the_address(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match=r"nowhere\.mp4: check the path$"):
         open_source(tmp_path / "nowhere.mp4", camera="gate")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["v.mp4", "p.jpg"])
+def test_what_is_no_file_holds_nobody(tmp_path: Path, name: str) -> None:
+    """V3: a pipe into which nobody writes holds whoever opens it for ever."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceUnsupported, match="is a pipe"):
+        open_source(tmp_path / name, camera="gate")
 
 
 def test_an_unknown_scheme_keeps_the_password_to_itself() -> None:
@@ -128,6 +138,16 @@ def test_pacing_follows_the_time_stamps(tmp_path: Path) -> None:
     came = [(time_.now - 100, frame.index, frame.time_s) for frame in paced]
     assert [at for at, _, _ in came] == pytest.approx(times, abs=1e-3)
     assert [item[1:] for item in came] == [(frame.index, frame.time_s) for frame in VideoFile(path, "a")]
+
+
+def test_a_hole_in_the_time_stamps_is_not_waited_for(tmp_path: Path) -> None:
+    """V11, for files: two recordings joined whose clocks are a day apart; the times stay what they are."""
+    path = write_video(tmp_path / "v.mkv", [corner(64, 48)] * 4, times_s=[0.0, 0.1, 86_400.0, 86_400.5])
+    time_ = Time()
+    paced = PacedSource(VideoFile(path, "a"), time_.clock, time_.sleep)
+    came = [(time_.now - 100, frame.time_s) for frame in paced]
+    assert [at for at, _ in came] == pytest.approx([0, 0.1, 60.1, 60.6], abs=1e-3)
+    assert [time_s for _, time_s in came] == pytest.approx([0.0, 0.1, 86_400.0, 86_400.5], abs=1e-3)
 
 
 def test_a_late_reader_loses_no_frame_of_a_recording(tmp_path: Path) -> None:

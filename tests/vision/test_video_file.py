@@ -149,6 +149,23 @@ def test_every_depth_becomes_8_bit_bgr(tmp_path: Path, pix_fmt: str, codec: str)
     assert abs(image[36, 48].astype(int) - 16).max() <= 4
 
 
+def test_pixels_that_nothing_converts_are_an_error_with_a_name(tmp_path: Path) -> None:
+    """V14: four bits a pixel, in a file, and floats with alpha, at which the whole process would end."""
+    path = tmp_path / "v.nut"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("rawvideo", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "rgb4"
+        frame = av.VideoFrame(64, 48, "rgb4")
+        frame.pts = 0
+        container.mux(stream.encode(frame))
+    with pytest.raises(
+        SourceUnsupported, match=r"v\.nut: its pixels, rgb4, cannot be converted; make it yuv420p"
+    ):
+        list(VideoFile(path, "a"))
+    with pytest.raises(SourceUnsupported, match="yaf32le"):
+        upright(av.VideoFrame(64, 48, "yaf32le"), stream)
+
+
 def test_damaged_packets_are_counted_and_passed(tmp_path: Path) -> None:
     """V7: H.264 with damage in the middle."""
     path = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 30, options={"g": "5", "bf": "0"})
