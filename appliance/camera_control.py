@@ -33,6 +33,9 @@ OPEN_SCHEMES = (*STREAM_SCHEMES, "synthetic")
 
 CHANGE_S = 15.0
 
+_NAMED = (("zones",), ("lines",), ("objects", "filters"), ("describe", "object_prompts"))
+"""Tables of a camera whose keys are names; None takes one away."""
+
 Start = Callable[[Callable[[], bytes]], Supervisor]
 
 
@@ -88,8 +91,8 @@ class CameraControl:
     def is_before_change(self, name: str, begun_at: float) -> bool:
         """Whether the worker, that began with it then (unix s), has yet to hear of its newest settings."""
         changed_at = self._changed_at.get(name, 0.0)
-        # why: whatever the worker makes of a change, after that long it is to be told
-        return begun_at < changed_at and time.time() - changed_at < CHANGE_S
+        # why: whatever comes of a change, it is to be told after that long, or when the clock was set back
+        return begun_at < changed_at and 0 <= time.time() - changed_at < CHANGE_S
 
     async def run(self) -> None:
         """Keeps the worker running until cancelled; raises `ChildError` when it cannot use its settings."""
@@ -126,7 +129,10 @@ class CameraControl:
             await self._set({**self._dumped(), name: dict(keys)}, name)
 
     async def change(self, name: str, keys: Mapping[str, Any]) -> None:
-        """Changes some keys of a camera, nested ones by themselves; raises `CameraRefused`, `KeyError`."""
+        """Changes some keys of a camera, nested ones by themselves; a zone or line that is None goes away.
+
+        Raises `CameraRefused`, `KeyError`.
+        """
         async with self.changing:
             await self._change(name, keys)
 
@@ -252,10 +258,11 @@ def _check_readable(payload: bytes) -> None:
         raise CameraRefused(f"a text that cannot be handed on: {error}") from None
 
 
-def _merged(known: Any, keys: Any) -> Any:
+def _merged(known: Any, keys: Any, path: tuple[str, ...] = ()) -> Any:
     if not (isinstance(known, Mapping) and isinstance(keys, Mapping)):
         return keys
-    return {**known, **{key: _merged(known.get(key), value) for key, value in keys.items()}}
+    joined = {**known, **{key: _merged(known.get(key), value, (*path, key)) for key, value in keys.items()}}
+    return {key: value for key, value in joined.items() if value is not None} if path in _NAMED else joined
 
 
 def _refused(error: ValidationError, name: str) -> CameraRefused:

@@ -33,7 +33,7 @@ class FfmpegInput(SettingsPart):
     """One stream of a camera, as Frigate lists them."""
 
     path: str = Field(min_length=1)
-    roles: tuple[Literal["detect", "record", "audio"], ...] = ()
+    roles: tuple[Literal["detect", "record", "record_sub", "audio", "rtmp"], ...] = ()
 
     _is_known = field_validator("path")(_known)
 

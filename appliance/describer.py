@@ -82,7 +82,7 @@ def prompt_of(
     line = detection_line([d["name"] for d, _ in shown], [x for _, x in shown])
     context = ""
     if has_context if job.has_context is None else job.has_context:
-        zones = [(d["name"], d.get("zones", ())) for d, _ in shown]
+        zones = [(d["name"], [job.zone_names.get(z, z) for z in d.get("zones", ())]) for d, _ in shown]
         context = context_line(job.camera_name or job.camera, job.taken, zones)
     is_clip = reads_videos and all(picture.size == image.size for picture in earlier)
     clip_fps = job.clip_fps if is_clip else None
@@ -226,7 +226,8 @@ class Describer:
         is_first = await self._consumer.finish(delivery, encode_description(description))
         self._books.settle(outcome if is_first else "duplicate")
         if is_first and description.text is not None:
-            latency_s = description.described_at - job.captured_at
+            # why: the clock may have been set back since
+            latency_s = max(0.0, description.described_at - job.captured_at)
             self._books.describe(job.camera, task.rung.name, latency_s)
         return engine_s
 

@@ -42,11 +42,12 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     boxes in pixels of the frame as it was captured (`width` x `height`); `image` is that frame as JPEG, maybe
     smaller. `prompt` is the instruction, without the line of detections, which is made from `detections`.
     `zones` are those that the track has been in, `earlier` are pictures of it from before, oldest first.
-    `camera_name` and `taken` say for people which camera it is and when the frame was taken. `crop` is the
-    part of the frame that `image` shows (x1, y1, x2, y2), None for all of it. `has_context` says whether the
-    model is told all that (None: as suits it), `has_snapshot` whether the picture is kept with the event.
-    With `answer_schema` the answer has to be JSON of that schema. With `clip_fps` the pictures are frames
-    of a video, so many a second, to models that read videos.
+    `camera_name`, `zone_names` (of zones that have one) and `taken` say for people which camera and zones
+    these are, and when the frame was taken. `crop` is the part of the frame that `image` shows (x1, y1, x2,
+    y2), None for all of it. `has_context` says whether the model is told all that (None: as suits it),
+    `has_snapshot` whether the picture is kept with the event. With `answer_schema` the answer has to be JSON
+    of that schema. With `clip_fps` the pictures are frames of a video, so many a second, to models that read
+    videos.
     """
 
     job_id: str
@@ -64,6 +65,7 @@ class DescribeJob(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     image: bytes
     zones: list[str] = []
+    zone_names: dict[str, str] = {}
     earlier: list[bytes] = []
     camera_name: str = ""
     taken: str = ""

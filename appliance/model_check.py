@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from appliance.findings import Finding
+from appliance.findings import Finding, Weight
 from appliance.frigate import WRITTEN
 from appliance.settings import BUNDLED_DETECTOR, Settings
 from appliance.view_settings import ViewSettings
+from vision.trigger import SCENE
 
 DRAWN = "synthetic://"
 _EXPECT = "name a real model, or expect nonsense"
@@ -42,7 +43,9 @@ def check_detector(settings: Settings) -> Iterator[Finding]:
     for where, labels in named:
         known = names if where == "detector.classes" else detector.classes or names
         if unknown := [label for label in labels if label not in known]:
-            yield Finding(where, str(UnknownClass(unknown, known, f"the detector {path.name}")))
+            # why: other machines, with detectors of their own, may send events through this one
+            weight: Weight = "warning" if where.startswith("outputs.") else "problem"
+            yield Finding(where, str(UnknownClass(unknown, known, f"the detector {path.name}")), weight)
 
 
 def _check_openvino(settings: Settings) -> Iterator[Finding]:
@@ -64,6 +67,10 @@ def _named_classes(settings: Settings) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, camera in settings.cameras.items():
         for path, labels in _classes_of(camera):
             yield f"cameras.{name}.{path}", tuple(x for x in labels if x not in common.get(path, ()))
+    outputs = settings.outputs
+    sent = {f"webhooks.{number}": one for number, one in enumerate(outputs.webhooks)}
+    for path, one in (sent | ({"mqtt": outputs.mqtt} if outputs.mqtt else {})).items():
+        yield f"outputs.{path}.labels", tuple(label for label in one.labels or () if label != SCENE)
 
 
 def _classes_of(view: ViewSettings) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -71,7 +78,7 @@ def _classes_of(view: ViewSettings) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "objects.track", view.objects.track or ()
     yield "objects.filters", tuple(view.objects.filters)
     yield f"describe.{WRITTEN['labels']}", describe.labels or ()
-    yield "describe.object_prompts", tuple(describe.object_prompts)
+    yield "describe.object_prompts", tuple(label for label in describe.object_prompts if label != SCENE)
     for name, zone in view.zones.items():
         yield f"zones.{name}.objects", zone.objects
     for name, line in view.lines.items():

@@ -56,6 +56,7 @@ def make_job(
         prompt=_instruction(observation, view, taken),
         image=_jpeg(frame.image, crop, side),
         zones=list(observation.zones),
+        zone_names={name: one.friendly_name for name, one in view.zones.items() if one.friendly_name},
         earlier=_earlier(observation, view, side),
         clip_fps=1 / view.describe.image_interval if view.describe.images_as == "clip" else None,
         camera_name=view.friendly_name or frame.camera,

@@ -34,7 +34,7 @@ from pydantic_settings import SettingsError as SourceError
 from appliance.camera_settings import CameraSettings, complete, completed, misfits
 from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
 from appliance.device_sharing import DetectorSettings
-from appliance.frigate import UNSUPPORTED, WRITTEN, MissingVariableError, fill_variables, in_our_words
+from appliance.frigate import WRITTEN, MissingVariableError, fill_variables, in_our_words, why_unsupported
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import MAX_TEXT, SettingsPart
 from appliance.settings_paths import Location, by_folder, without
@@ -313,9 +313,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _explain(problems: Iterable[Mapping[str, Any]], renamed: Mapping[str, str]) -> Iterator[str]:
     for problem in problems:
         location, message = _place(problem)
-        dotted = ".".join(str(part) for part in location)
+        dotted = _dotted(location)
         written = renamed.get(dotted, dotted)
-        if problem["type"] in _UNKNOWN:
+        if location[-1] == "[key]":
+            yield f"{_dotted(location[:-2])}: the name {problem['input']!r} is no text: put it in quotes"
+        elif problem["type"] in _UNKNOWN:
             yield f"{written}: {_why_unknown(location)}"
         elif problem["type"] == "missing":
             yield f"{written}: is missing and has no default"
@@ -323,6 +325,10 @@ def _explain(problems: Iterable[Mapping[str, Any]], renamed: Mapping[str, str]) 
             shown = _shown(problem["input"], written)
             for line in message.splitlines():
                 yield f"{written}{line}" if line.startswith(".") else f"{written}: {line}{shown}"
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(str(part) for part in location)
 
 
 def _place(problem: Mapping[str, Any]) -> tuple[Location, str]:
@@ -336,7 +342,7 @@ def _place(problem: Mapping[str, Any]) -> tuple[Location, str]:
 
 
 def _why_unknown(location: Location) -> str:
-    if reason := UNSUPPORTED.get(str(location[-1])):
+    if reason := why_unsupported(location):
         return f"a key of Frigate's that is not supported: {reason}; remove it"
     known = sorted(WRITTEN.get(key, key) for key in _known_keys(location[:-1]))
     return f"unknown key; allowed here: {', '.join(known)}"

@@ -14,12 +14,19 @@ from appliance.settings_part import Names, SettingsPart
 
 Corners = tuple[tuple[float, float], ...]
 
+_FLAT = 1e-9
+"""An area, in shares of the picture, that is none: what rounding leaves of points on one line."""
+
 
 def _read_corners(value: object) -> object:
     """Pairs of numbers out of all the forms in which Frigate writes them."""
     numbers = list(_numbers(value))
     if not numbers or len(numbers) % 2:
         raise ValueError("coordinates must be pairs of numbers: x,y,x,y,…")
+    if max(numbers) > 1 and (shares := [number for number in numbers if 0 < number < 1]):
+        raise ValueError(
+            f"coordinates must all be from 0 to 1, or all be pixels, not {shares[0]:g} and {max(numbers):g}"
+        )
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
@@ -47,13 +54,14 @@ def _number(value: Any) -> float:
     return number
 
 
-def _at_least(num: int) -> AfterValidator:
-    def check(corners: Corners) -> Corners:
-        if len(corners) < num:
-            raise ValueError(f"coordinates must be of {num} points or more, not {len(corners)}")
-        return corners
-
-    return AfterValidator(check)
+def _check_area(corners: Corners) -> Corners:
+    if len(corners) < 3:
+        raise ValueError(f"coordinates must be of 3 points or more, not {len(corners)}")
+    x1, y1 = corners[0]
+    x2, y2 = max(corners, key=lambda corner: abs(corner[0] - x1) + abs(corner[1] - y1))
+    if all(abs((x2 - x1) * (y - y1) - (y2 - y1) * (x - x1)) < _FLAT for x, y in corners):
+        raise ValueError("coordinates must be around an area, and these points lie on one line")
+    return corners
 
 
 def _check_ends(corners: Corners) -> Corners:
@@ -84,7 +92,7 @@ def _is_enabled(name: object, mask: object) -> bool:
     return mask.get("enabled", True) is not False
 
 
-Area = Annotated[Corners, BeforeValidator(_read_corners), _at_least(3)]
+Area = Annotated[Corners, BeforeValidator(_read_corners), AfterValidator(_check_area)]
 Masks = Annotated[tuple[Area, ...], BeforeValidator(_read_masks)]
 
 
@@ -122,6 +130,16 @@ class FilterSettings(SettingsPart):
     min_ratio: float | None = Field(default=None, ge=0)
     max_ratio: float | None = Field(default=None, ge=0)
     mask: Masks = ()
+
+    def problems(self) -> Iterator[str]:
+        """What lets nothing pass, each with its key."""
+        limits = {"area": (self.min_area, self.max_area), "ratio": (self.min_ratio, self.max_ratio)}
+        for name, (low, high) in limits.items():
+            if low is None or high is None or low <= high:
+                continue
+            # why: an area below 1 is a share, others are pixels
+            if name == "ratio" or (low < 1) == (high < 1):
+                yield f"min_{name}: {low:g} is above max_{name}, {high:g}, so nothing passes"
 
 
 class ObjectSettings(SettingsPart):
@@ -210,6 +228,8 @@ class ViewSettings(SettingsPart):
                 )
             elif any(x > width or y > height for x, y in corners):
                 yield f"{path}: a point lies outside of detect.width x detect.height, {width}x{height}"
+        for label, one in self.objects.filters.items():
+            yield from (f".objects.filters.{label}.{problem}" for problem in one.problems())
         triggers = self.describe.triggers
         for path_of_names, names, known in (
             ("required_zones", self.describe.required_zones, self.zones),

@@ -7,12 +7,13 @@ from appliance.describe_settings import TriggerSettings
 from appliance.settings import DEFAULT_LABELS, Settings
 from appliance.view_settings import Corners, DetectSettings, FilterSettings, ViewSettings
 from vision.detector import Detector
+from vision.errors import UnknownClass
 from vision.filters import FilterConfig, ObjectFilter
 from vision.history import HistoryConfig
 from vision.options import SourceOptions
 from vision.pipeline import CameraConfig, Pipeline
 from vision.polygons import Line, Point, Polygon
-from vision.trigger import TriggerConfig
+from vision.trigger import SCENE, TriggerConfig
 from vision.zones import LineConfig, ZoneConfig
 
 
@@ -34,9 +35,14 @@ def camera_config(
     frame_rate: float | None,
     is_video: bool = True,
 ) -> CameraConfig:
-    """How the frames of one camera are looked at; `view` None takes what the settings say of that camera."""
+    """How the frames of one camera are looked at; `view` None takes what the settings say of that camera.
+
+    Raises `UnknownClass` for a class that is to be described and that the detector does not give; others are
+    found by the `Pipeline`.
+    """
     view = view or settings.view_of(name)
     describe = view.describe
+    _check_described(view, detector, name)
     return CameraConfig(
         name,
         frame_rate,
@@ -46,6 +52,14 @@ def camera_config(
         _filter_config(view),
         HistoryConfig(describe.max_images - 1, describe.image_interval, settings.picture_side(view)),
     )
+
+
+def _check_described(view: ViewSettings, detector: Detector, name: str) -> None:
+    # why: of classes to describe only those that are tracked go on, and a prompt may wait for one for ever
+    given = detector.config.classes or tuple(detector.names.values())
+    named = [*(view.describe.labels or ()), *(x for x in view.describe.object_prompts if x != SCENE)]
+    if unknown := [label for label in dict.fromkeys(named) if label not in given]:
+        raise UnknownClass(unknown, given, f"the detector (for camera {name!r})")
 
 
 def check_labels(settings: Settings, detector: Detector, names: Iterable[str] = ("any",)) -> None:

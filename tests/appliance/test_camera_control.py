@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,38 @@ async def test_of_both_ways_to_say_how_many_frames_the_newer_holds(told):
     assert told.control._settings.cameras["file"].max_fps == 5
     await told.control.change("file", {"fps": 3})
     assert told.control._settings.cameras["file"].max_fps == 3
+
+
+async def test_zones_lines_filters_and_prompts_go_again(told):
+    area, line = {"coordinates": "0,0,1,0,1,1"}, {"coordinates": "0,0,1,1"}
+    looks = {
+        "zones": {"porch": area, "street": area},
+        "lines": {"kerb": line},
+        "objects": {"filters": {"car": {"min_score": 0.5}, "dog": {"min_score": 0.6}}},
+        "describe": {"object_prompts": {"car": "Whose?"}, "triggers": {"dwell": 9}},
+    }
+    await told.control.change("file", looks)
+    gone = {
+        "zones": {"porch": None},
+        "lines": {"kerb": None},
+        "objects": {"filters": {"car": None}},
+        "describe": {"object_prompts": {"car": None}, "triggers": {"dwell": None}},
+    }
+    await told.control.change("file", gone)
+    file = told.cameras(3)["file"]
+
+    assert (set(file["zones"]), file["lines"], set(file["objects"]["filters"])) == ({"street"}, {}, {"dog"})
+    assert (file["describe"]["object_prompts"], file["describe"]["triggers"]["dwell"]) == ({}, None)
+
+
+async def test_after_a_clock_was_set_back_cameras_are_believed(told, monkeypatch):
+    await told.control.change("file", {"enabled": False})
+    begun_at = time.time()
+    assert not told.control.is_before_change("file", begun_at)
+    assert told.control.is_before_change("file", begun_at - 60)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("time.time", lambda: begun_at - 3600)
+        assert not told.control.is_before_change("file", begun_at - 3600)
 
 
 async def test_names_that_are_taken_or_unknown(told):

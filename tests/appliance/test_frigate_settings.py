@@ -173,6 +173,22 @@ cameras: {one: {source: a.mp4, describe: {triggers: [zone_entry]}, zones: {z: {c
             ".zones.z.coordinates: coordinates must be numbers, not 'a'",
         ),
         ("zones: {z: {}}", ".zones.z.coordinates: is missing"),
+        ("zones: {1: {coordinates: '0,0,1,0,1,1'}}", ".zones: the name 1 is no text: put it in quotes"),
+        (
+            "objects: {filters: {car: {min_area: 500, max_area: 100}, dog: {min_area: 0.5, max_area: 100}}}",
+            ".objects.filters.car.min_area: 500 is above max_area, 100, so nothing passes",
+        ),
+        ("objects: {filters: {car: {min_ratio: 3, max_ratio: 1}}}", ".objects.filters.car.min_ratio: 3 is"),
+        (
+            "zones: {z: {coordinates: '0.1,0.2,0.9,0.2,0.9,1.02'}}",
+            ".zones.z.coordinates: coordinates must all be from 0 to 1, or all be pixels, not 0.1 and 1.02",
+        ),
+        (
+            "zones: {z: {coordinates: '0.1,0.1,0.2,0.2,0.3,0.3,0.7,0.7'}}",
+            ".zones.z.coordinates: coordinates must be around an area",
+        ),
+        ("privacy: {mask: '0.5,0.5,0.5,0.5,0.5,0.5'}", ".privacy.mask.0: coordinates must be around an area"),
+        ("zones: {z: {coordinates: '.nan,0,1,0,1,1'}}", ".zones.z.coordinates: coordinates must be"),
         ("zones: {z: {coordinates: '0,0,9,0,9,9'}}", ".zones.z.coordinates: in pixels, so detect.width"),
         (
             "detect: {width: 640, height: 360}, privacy: {mask: '0,0,640,0,640,361'}",

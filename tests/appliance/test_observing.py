@@ -70,6 +70,9 @@ def test_the_prompt_is_of_the_class_and_knows_where_it_is():
     assert body.prompt == 'Front door, Porch: car? {"a": 1}'
     assert (body.camera_name, body.taken) == ("Front door", "0:01.2 into the recording")
     assert body.detections[0]["zones"] == ["p"]
+    (message,) = prompt_of(body, Image.new("RGB", (64, 36)), has_context=True)
+    told = message["content"][-1]["text"]
+    assert "\nCamera: Front door. Time: 0:01.2 into the recording. In zones: car in Porch.\n" in told
     other = make_job(observation(), settings(prompt="Any."), job_id="a", source="a", is_live=True)
     assert decode_job(other.body).prompt == "Any."
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,32 @@ def test_a_class_that_the_detector_does_not_have(box: Path, parts: dict[str, Any
 
     assert (where, weight) == (path, "problem")
     assert text.startswith("the detector yolo26n-scenes.pt has no class 'persn'. It knows: person, bicycle, ")
+
+
+def test_a_class_that_an_output_waits_for_in_vain(box: Path) -> None:
+    """V18: not an error, as other machines may have other detectors; a scene is no class and may be named."""
+    hook = {"url": "https://example.org/hook", "labels": ["person", "persn", "scene"]}
+    mqtt = {"url": "mqtt://broker", "labels": ["dgo"]}
+    describe = {"object_prompts": {"scene": "What is there?"}}
+    found = findings(box, {"describe": describe, "outputs": {"webhooks": [hook], "mqtt": mqtt}})
+
+    assert {path: weight for path, (weight, _) in found.items()} == {
+        "outputs.webhooks.0.labels": "warning",
+        "outputs.mqtt.labels": "warning",
+    }
+    assert "has no class 'persn'. It knows: person, bicycle" in found["outputs.webhooks.0.labels"][1]
+
+
+def test_a_source_that_hangs_ends_no_start(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """V2, V3: a network drive that is away holds whoever opens a file on it."""
+    released = threading.Event()
+    monkeypatch.setattr("appliance.camera.OPEN_S", 0.05)
+    monkeypatch.setattr("vision.sources._open_path", lambda *_: released.wait())
+    found = findings(box, {"cameras": {"far": {"source": "/far/v.mp4"}, "b": STREET}}, CAMERA_CHECKS)
+    released.set()
+
+    assert found["cameras.far.source"][0] == "awaited"
+    assert "/far/v.mp4 cannot be opened in 0.05 s" in found["cameras.far.source"][1]
 
 
 def test_a_class_that_was_not_asked_of_the_detector(box: Path) -> None:
