@@ -32,15 +32,29 @@ local stream = ARGV[1]
 local keys, commands = {}, {}
 local may = redis.acl_check_cmd or function() return true end
 local others = {evalsha = {'-', '1', stream}, xread = {'STREAMS', stream, '0'}}
+
+-- Whether the user may call a command on the stream.
+-- why: Redis 8 raises an error for another number of words than the command takes, others do not count them;
+-- what no number suits, the server does not have.
+local function may_call(name)
+  local words = {}
+  for word in string.gmatch(name, '[^|]+') do words[#words + 1] = word end
+  for _, word in ipairs(others[name] or {stream}) do words[#words + 1] = word end
+  for _ = 1, 8 do
+    local is_asked, is_allowed = pcall(may, unpack(words))
+    if is_asked then return is_allowed end
+    words[#words + 1] = stream
+  end
+  local is_asked, is_allowed = pcall(may, name)
+  return is_asked and is_allowed
+end
+
 for _, key in ipairs({stream, '{' .. stream .. '}:any'}) do
   -- why: this command is allowed, as it runs.
   if not may('evalsha', '-', '1', key) then keys[#keys + 1] = key end
 end
 for i = 2, #ARGV do
-  local words = {}
-  for word in string.gmatch(ARGV[i], '[^|]+') do words[#words + 1] = word end
-  for _, word in ipairs(others[ARGV[i]] or {stream}) do words[#words + 1] = word end
-  if not may(unpack(words)) then commands[#commands + 1] = ARGV[i] end
+  if not may_call(ARGV[i]) then commands[#commands + 1] = ARGV[i] end
 end
 return {keys, commands}
 """
