@@ -22,6 +22,17 @@ from vision.types import Frame, Image
 
 logger = logging.getLogger(__name__)
 
+
+def _other_kind(cls: type[SideDataType], value: object) -> SideDataType:
+    kind: Any = object.__new__(cls)
+    kind._name_, kind._value_ = f"OTHER_{value}", value
+    return cast(SideDataType, kind)
+
+
+# why: FFmpeg tells more of a picture (EXIF, the views of stereo video) than PyAV's list has; that then raises,
+# and of the picture's turn nothing is told either
+SideDataType._missing_ = classmethod(_other_kind)  # type: ignore[assignment,method-assign]
+
 _OPTIONS = {"protocol_whitelist": "file"}
 _DEFAULT_FPS = 25.0
 

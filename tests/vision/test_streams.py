@@ -11,6 +11,7 @@ import pytest
 
 from tests.vision.http_cameras import HttpCameras
 from tests.vision.rtsp_server import RtspServer, encoded
+from tests.vision.videos import corner, turned_jpeg
 from vision.errors import (
     SourceAuthFailed,
     SourceError,
@@ -205,6 +206,16 @@ def test_mjpeg_by_http():
     assert taken[0].image.shape == (96, 160, 3)
     assert taken[-1].time_s < 60
     assert source.losses == {"damaged": 0, "late": 0}
+
+
+def test_parts_that_ask_to_be_turned_are():
+    """V10: many cameras and phones write EXIF into each picture."""
+    with HttpCameras([turned_jpeg(corner(160, 96), 6)]) as http, frames_of(http.url("/mjpeg")) as (_, frames):
+        image = next(frames).image
+
+    assert image.shape == (160, 96, 3)
+    assert image[:70, 52:].min() > 200
+    assert image[90:].max() < 60
 
 
 def test_parts_without_their_end_are_skipped_and_counted():

@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 
-from tests.vision.videos import corner, write_video
+from tests.vision.videos import corner, turned_jpeg, write_video
 from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.sources import open_source
 from vision.types import Image
@@ -98,6 +98,21 @@ def test_frames_are_upright_exactly_once(
     for frame in VideoFile(path, "a"):
         assert frame.image.shape == shape
         assert light_quarter(frame.image) == place
+
+
+@pytest.mark.parametrize(
+    ("orientation", "place"),
+    list(enumerate(["upper left", "upper right", "lower right", "lower left"] * 2, 1)),
+)
+def test_pictures_with_exif_in_a_video_are_upright_exactly_once(
+    tmp_path: Path, orientation: int, place: str
+) -> None:
+    """V10: as cameras write them into each frame of MJPEG; from 5 on the sides are exchanged too."""
+    path = tmp_path / "v.mjpeg"
+    path.write_bytes(turned_jpeg(corner(64, 48), orientation) * 3)
+    frames = list(VideoFile(path, "a"))
+    assert {frame.image.shape for frame in frames} == {(64, 48, 3) if orientation > 4 else (48, 64, 3)}
+    assert [light_quarter(frame.image) for frame in frames] == [place] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Small videos with a known content, made where they are needed."""
 
+import io
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
+from PIL import Image as Pillow
 
 from vision.types import Image
 
@@ -15,6 +17,14 @@ def corner(width: int, height: int, shade: int = 255) -> Image:
     image = np.full((height, width, 3), 16, np.uint8)
     image[: height // 2, : width // 2] = shade
     return image
+
+
+def turned_jpeg(image: Image, orientation: int) -> bytes:
+    """A JPEG that asks to be turned, by EXIF's orientation from 1 to 8, before it is looked at."""
+    exif, buffer = Pillow.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    Pillow.fromarray(np.ascontiguousarray(image[:, :, ::-1])).save(buffer, "JPEG", exif=exif)
+    return buffer.getvalue()
 
 
 def write_video(
