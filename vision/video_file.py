@@ -29,8 +29,8 @@ def _other_kind(cls: type[SideDataType], value: object) -> SideDataType:
     return cast(SideDataType, kind)
 
 
-# why: FFmpeg tells more of a picture (EXIF, the views of stereo video) than PyAV's list has; that then raises,
-# and of the picture's turn nothing is told either
+# why: FFmpeg tells more of a picture (EXIF, stereo views) than PyAV's list has, which then raises,
+# and nothing is told of the picture's turn either
 SideDataType._missing_ = classmethod(_other_kind)  # type: ignore[assignment,method-assign]
 
 _OPTIONS = {"protocol_whitelist": "file"}
