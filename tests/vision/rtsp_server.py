@@ -15,6 +15,8 @@ from fractions import Fraction
 import av
 import numpy as np
 
+from tests.ports import free_port
+
 CLOCK = 90_000
 MTU = 1200
 
@@ -85,7 +87,7 @@ class RtspServer:
         self.transports: list[str] = []
         self._clients: list[socket.socket] = []
         self._listener: socket.socket | None = None
-        self.port = 0
+        self.port = free_port()
         self.revive()
 
     def __enter__(self) -> "RtspServer":
@@ -98,9 +100,7 @@ class RtspServer:
         return f"rtsp://{login + '@' if login else ''}127.0.0.1:{self.port}{path}"
 
     def revive(self) -> None:
-        listener = socket.create_server(("127.0.0.1", self.port))
-        self.port = listener.getsockname()[1]
-        self._listener = listener
+        self._listener = listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def kill(self) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.appliance.running import until
+from tests.ports import free_port
 from vision.errors import SourceAuthFailed, SourceError, SourceNotFound, SourceUnreadable
 from vision.options import SourceOptions, StreamConfig
 from vision.sources import open_source
@@ -39,11 +39,6 @@ def python_with_gstreamer() -> str:
     pytest.skip(
         "no GStreamer: install gir1.2-gst-rtsp-server-1.0, python3-gi, gstreamer1.0-plugins-{good,ugly}"
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

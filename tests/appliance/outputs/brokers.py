@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.appliance.running import until
+from tests.ports import free_port
 
 _SBIN = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
 _AMQTT = """
@@ -23,8 +24,8 @@ plugins:
 class Broker:
     """One broker; `start` and `kill` it as often as wanted. It keeps its port and nothing else."""
 
-    def __init__(self, kind: str, folder: Path, port: int, user: str = "", password: str = "") -> None:
-        self.kind, self.port = kind, port
+    def __init__(self, kind: str, folder: Path, user: str = "", password: str = "") -> None:
+        self.kind, self.port = kind, free_port()
         self._folder, self._user, self._password = folder, user, password
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,12 +74,6 @@ class Broker:
         config.write_text(_AMQTT.format(port=self.port))
         code = "from amqtt.scripts.broker_script import main; main()"
         return [sys.executable, "-W", "ignore", "-c", code, "-c", str(config)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def usual_kind() -> str:

@@ -20,8 +20,9 @@ from appliance.outputs import delivery
 from appliance.settings import SettingsError, load_settings
 from appliance.tasks import end_all
 from tests.appliance.descriptions import description
-from tests.appliance.outputs.brokers import Broker, free_port, skip_without, usual_kind
+from tests.appliance.outputs.brokers import Broker, skip_without, usual_kind
 from tests.appliance.outputs.conftest import RunOutputs, until_async
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,7 +35,7 @@ def kind() -> str:
 @pytest.fixture
 def broker(kind: str, tmp_path: Path) -> Iterator[Broker]:
     skip_without(kind)
-    broker = Broker(kind, tmp_path, free_port())
+    broker = Broker(kind, tmp_path)
     broker.start()
     yield broker
     broker.kill()
@@ -258,11 +259,12 @@ async def test_what_waits_goes_as_soon_as_the_broker_is_there(
 ) -> None:
     """However long the pause between two tries has become."""
     broker.kill()
-    async with run_outputs(mqtt={"url": broker.url, "timeout_s": 0.2}):
+    async with run_outputs(mqtt={"url": broker.url, "timeout_s": 0.5}):
         store.add(description("1"))
         await until_async(lambda: store.outbox._select("num_tries > 0"))
         monkeypatch.setattr(delivery, "pause_after", lambda *_: 600.0)
-        await asyncio.sleep(0.5)
+        (waiting,) = store.outbox._select("1")
+        await until_async(lambda: store.outbox._select("num_tries > ?", waiting.num_tries))
         broker.start()
         await until_async(lambda: store.outbox.statuses()["mqtt"].num_sent == 1)
 
@@ -291,7 +293,7 @@ async def test_a_password_that_is_wrong_is_said_without_it(
     store: EventStore, run_outputs: RunOutputs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     skip_without("mosquitto")
-    broker = Broker("mosquitto", tmp_path, free_port(), user="john.doe", password="p@/?#:w")
+    broker = Broker("mosquitto", tmp_path, user="john.doe", password="p@/?#:w")
     broker.start()
     wrong = MqttSettings(url=broker.url, username="john.doe", password="p@/?#:hush")  # type: ignore[arg-type]
     right = wrong.model_dump() | {"password": "p@/?#:w"}
