@@ -11,6 +11,9 @@ import redis
 
 from queues import Delivery, EmbeddedServer, Job, JobConsumer, QueueConfig
 
+PATIENCE_S = 120.0
+"""How long what has to happen may take: on a machine that others use as well, as long as it likes."""
+
 # Times are short, yet far longer than a loaded machine's hiccups.
 FAST = QueueConfig(
     visibility_s=1.5,
@@ -64,21 +67,21 @@ def is_alive(process_id: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
         time.sleep(0.02)
 
 
-async def wait_until_async(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def wait_until_async(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "condition not met in time"
         await asyncio.sleep(0.02)
 
 
-async def drain(consumer: JobConsumer, timeout_s: float = 20.0) -> list[Delivery]:
+async def drain(consumer: JobConsumer, timeout_s: float = PATIENCE_S) -> list[Delivery]:
     """Take until nothing waits and nothing is pending with others: all leases of the dead were looked at."""
     taken: list[Delivery] = []
     async with asyncio.timeout(timeout_s):

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -8,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from queues import EmbeddedServer, JobConsumer, JobProducer, Outage, QueueUnavailable, ResultReader
-from tests.queues.helpers import FAST, kill_server, make_job, queue_records, wait_until_async
+from tests.queues.helpers import FAST, PATIENCE_S, kill_server, make_job, queue_records, wait_until_async
 
 
 class Proxy:
@@ -80,12 +81,12 @@ async def test_a_server_that_restarts_empty(
     kill_server(server)
 
     finishing = asyncio.create_task(consumer.finish(in_hand, b"late"))
-    reading = asyncio.create_task(reader.read("0-0", block_ms=60_000))
+    reading = asyncio.create_task(reader.read("0-0", block_ms=1e3 * PATIENCE_S))
     while consumer.is_healthy:
         assert await consumer.take(1, block_ms=100) == []
         with pytest.raises(QueueUnavailable):
             producer.put(make_job("lost"))
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < PATIENCE_S
     assert not finishing.done()
 
     assert server.ensure_running()
@@ -97,7 +98,7 @@ async def test_a_server_that_restarts_empty(
         except QueueUnavailable:
             await asyncio.sleep(0.05)
         deliveries = await consumer.take(1, block_ms=500)
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < PATIENCE_S
     assert await consumer.finish(deliveries[0], b"result")
     assert await finishing
     results = await reading
@@ -119,10 +120,10 @@ async def test_a_connection_that_is_silently_dead(proxy: Proxy, caplog: pytest.L
         proxy.die()
         started = time.monotonic()
         assert await consumer.take(1, block_ms=200) == []
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < PATIENCE_S
         while consumer.is_healthy:
             await consumer.take(1, block_ms=200)
-            assert time.monotonic() - started < 30
+            assert time.monotonic() - started < PATIENCE_S
         with pytest.raises(QueueUnavailable, match="Timeout"):
             producer.put(make_job("b"))
         told = ""
@@ -138,7 +139,7 @@ async def test_a_connection_that_is_silently_dead(proxy: Proxy, caplog: pytest.L
         taken = []
         while "c" not in taken:
             taken += [delivery.job.job_id for delivery in await consumer.take(4, 500)]
-            assert time.monotonic() - started < 60
+            assert time.monotonic() - started < PATIENCE_S
         assert consumer.is_healthy
     producer.close()
     assert len(queue_records(caplog.records)) < 10
@@ -159,12 +160,12 @@ async def test_idle_for_longer_than_the_clients_default_timeout(
 ) -> None:
     """Q8: reads that block for longer than redis-py's 5 s neither fail nor log."""
     caplog.set_level(logging.DEBUG, "queues")
-    config = replace(FAST, max_block_s=7.0)
+    config = replace(FAST, max_block_s=5.5)
     async with JobConsumer(server.url, config) as consumer, ResultReader(server.url, config) as reader:
         started = time.monotonic()
-        taken, results = await asyncio.gather(consumer.take(1, 7_000), reader.read("0-0", 7_000))
+        taken, results = await asyncio.gather(consumer.take(1, 5_500), reader.read("0-0", 5_500))
         assert (taken, results) == ([], [])
-        assert time.monotonic() - started > 6.9
+        assert time.monotonic() - started > 5.4
         assert consumer.is_healthy
         assert consumer.outage.num_failures == reader.outage.num_failures == 0
     assert queue_records(caplog.records) == []
@@ -185,11 +186,14 @@ def test_an_outage_is_logged_at_its_start_and_end(caplog: pytest.LogCaptureFixtu
     assert "answers again" in lines[1]
 
 
-async def test_nobody_there_at_the_start_is_a_clear_error(unused_tcp_port: int) -> None:
-    url = f"redis://:secret@127.0.0.1:{unused_tcp_port}"
-    with pytest.raises(QueueUnavailable, match=r"queue at redis://127.0.0.1:\d+ cannot be reached") as caught:
-        JobProducer(url, FAST)
-    assert "secret" not in str(caught.value)
-    with pytest.raises(QueueUnavailable):
-        async with JobConsumer(url, FAST):
-            pass
+async def test_nobody_there_at_the_start_is_a_clear_error() -> None:
+    reached = r"queue at redis://127.0.0.1:\d+ cannot be reached"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"redis://:secret@127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(QueueUnavailable, match=reached) as caught:
+            JobProducer(url, FAST)
+        assert "secret" not in str(caught.value)
+        with pytest.raises(QueueUnavailable):
+            async with JobConsumer(url, FAST):
+                pass

@@ -158,13 +158,13 @@ def test_a_full_server_is_a_clear_error(producer: JobProducer, server: EmbeddedS
 
 
 def test_while_the_server_is_away_a_put_fails_at_once(producer: JobProducer, server: EmbeddedServer) -> None:
-    """Q6: the pipeline behind `put` never hangs on a dead queue."""
+    """Q6: the pipeline behind `put` never hangs on a dead queue; waiting for each would be minutes."""
     kill_server(server)
     started = time.monotonic()
     for number in range(200):
         with pytest.raises(QueueUnavailable):
             producer.put(make_job(f"{number}"))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 100 * FAST.command_timeout_s
 
 
 def test_what_breaks_a_put_half_way_leaves_nothing_to_the_next(

@@ -21,7 +21,7 @@ from queues import (
     ResultReader,
     ServerRefuses,
 )
-from tests.queues.helpers import make_job, raw_client, wait_until
+from tests.queues.helpers import PATIENCE_S, make_job, raw_client, wait_until
 
 State = Callable[[EmbeddedServer, redis.Redis], contextlib.AbstractContextManager[None]]
 
@@ -142,7 +142,7 @@ async def test_it_is_told_waited_for_and_over(
     producer.put(make_job("first"))
     producer.put(make_job("second"))
     [first] = await consumer.take(1)
-    reading = asyncio.create_task(reader.read("0-0", block_ms=30_000))
+    reading = asyncio.create_task(reader.read("0-0", block_ms=1e3 * PATIENCE_S))
     with raw_client(server) as client, state(server, client):
         with pytest.raises(kind, match=text):
             producer.put(make_job("third"))

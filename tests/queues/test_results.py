@@ -2,7 +2,7 @@ import asyncio
 from dataclasses import replace
 
 from queues import EmbeddedServer, JobConsumer, JobProducer, ResultReader
-from tests.queues.helpers import FAST, make_job, raw_client
+from tests.queues.helpers import FAST, make_job, raw_client, wait_until_async
 
 
 async def _answer(producer: JobProducer, consumer: JobConsumer, job_id: str) -> None:
@@ -28,10 +28,11 @@ async def test_readers_follow_all_results(
 
 
 async def test_a_waiting_reader_wakes_up(
-    producer: JobProducer, consumer: JobConsumer, reader: ResultReader
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer, reader: ResultReader
 ) -> None:
     reading = asyncio.create_task(reader.read("0-0", block_ms=20_000))
-    await asyncio.sleep(0.1)
+    with raw_client(server) as client:
+        await wait_until_async(lambda: client.info("clients")["blocked_clients"] == 1)
     await _answer(producer, consumer, "a")
     assert [result.body for result in await reading] == [b"a"]
 

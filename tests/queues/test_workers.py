@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from queues import EmbeddedServer, JobConsumer, JobProducer, Result, ResultReader
-from tests.queues.helpers import FAST, make_job
+from tests.queues.helpers import FAST, PATIENCE_S, make_job
 from tests.queues.worker import CONFIG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +25,7 @@ def kill(worker: "subprocess.Popen[str]") -> None:
     worker.stdout.close()
 
 
-async def collect(reader: ResultReader, number: int, timeout_s: float = 60) -> list[Result]:
+async def collect(reader: ResultReader, number: int, timeout_s: float = PATIENCE_S) -> list[Result]:
     """The results until there are `number` of them, and what comes within half a second after."""
     results: list[Result] = []
     async with asyncio.timeout(timeout_s):
@@ -55,27 +55,36 @@ async def test_workers_killed_again_and_again(
     server: EmbeddedServer, producer: JobProducer, reader: ResultReader
 ) -> None:
     """Q2, Q5: three workers, one killed after every few jobs; in the end each job has one result."""
-    names = [f"{number}" for number in range(60)]
-    for name in names:
-        producer.put(make_job(name))
+    names, has_enough = list[str](), threading.Event()
+
+    def keep_busy() -> None:
+        # why: what all have to do must not end before the last is killed, however long its start takes
+        while not has_enough.wait(0.02):
+            if producer.status().depth < 12:
+                names.append(f"{len(names)}")
+                producer.put(make_job(names[-1]))
+
     workers = [start_worker(server, seconds=0.05) for _ in range(3)]
-    choice = random.Random(7)
+    putting, choice = asyncio.create_task(asyncio.to_thread(keep_busy)), random.Random(7)
     try:
         for _ in range(4):
             index = choice.randrange(len(workers))
             output = workers[index].stdout
             assert output
             for _ in range(3):
-                await asyncio.wait_for(asyncio.to_thread(output.readline), 30)
+                await asyncio.wait_for(asyncio.to_thread(output.readline), PATIENCE_S)
             kill(workers[index])
             workers[index] = start_worker(server, seconds=0.05)
+        has_enough.set()
+        await putting
         results = await collect(reader, len(names))
     finally:
+        has_enough.set()
         for worker in workers:
             kill(worker)
     assert Counter(result.job_id for result in results) == Counter(names)
     status = producer.status()
-    assert (status.num_done, status.num_dropped, status.dead) == (60, 0, 0)
+    assert (status.num_done, status.num_dropped, status.dead) == (len(names), 0, 0)
 
 
 async def test_many_producers_and_consumers(server: EmbeddedServer, reader: ResultReader) -> None:
@@ -96,7 +105,7 @@ async def test_many_producers_and_consumers(server: EmbeddedServer, reader: Resu
 
     puts = [asyncio.to_thread(produce, 20 * number) for number in range(6)]
     num_put = asyncio.gather(*puts)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(num_put, *(consume() for _ in range(5)))
     assert sum(await num_put) == 140
     assert set(worked.values()) == {1}
