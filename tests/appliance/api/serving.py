@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 
 from pydantic import SecretStr
@@ -193,6 +195,25 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < end, f"{what} did not come"
         time.sleep(0.02)
+
+
+@contextmanager
+def held_steps(engine: AsyncEngine, *, after: int = 0) -> Iterator[None]:
+    """Of the engine's steps `after` are computed, and no more while the context lasts: what runs goes on."""
+    runner, execute = engine.engine.runner, engine.engine.runner.execute
+    numbers, may_go_on = count(), threading.Event()
+
+    def held(plan: Any) -> Any:
+        if next(numbers) >= after:
+            may_go_on.wait(PATIENCE_S)
+        return execute(plan)
+
+    runner.execute = held  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        runner.execute = execute  # type: ignore[method-assign]
+        may_go_on.set()
 
 
 def is_idle(engine: AsyncEngine) -> bool:

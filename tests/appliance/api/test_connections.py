@@ -9,11 +9,12 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from appliance.api import connections
 from appliance.api.connections import Patience
-from tests.appliance.api.serving import MODEL, Running, Servers, is_idle, wait_until
+from tests.appliance.api.serving import MODEL, PATIENCE_S, Running, Servers, is_idle, wait_until
 
 Connect = Callable[..., socket.socket]
-PATIENCE = Patience(head_s=1.0, idle_s=2.0, body_s=2.0, reader_s=2.0, max_connections=4)
+HASTY = Patience(head_s=1.0, idle_s=1.0, body_s=1.0, reader_s=1.0)
 HEAD = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 CHAT = {
     "model": MODEL,
@@ -24,20 +25,21 @@ CHAT = {
 
 
 @pytest.fixture
-def hasty(servers: Servers) -> Iterator[Running]:
-    running = servers.start(patience=PATIENCE)
+def hasty(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr(connections, "_LOOK_EVERY_S", 0.1)
+    running = servers.start(patience=HASTY)
     yield running
     servers.stop(running)
 
 
 @pytest.fixture
-def connect(hasty: Running) -> Iterator[Connect]:
-    """Opens connections to the server, on which some bytes have been sent."""
-    host, port = hasty.url.removeprefix("http://").split(":")
+def connect() -> Iterator[Connect]:
+    """Opens connections to a server, on which some bytes have been sent."""
     with ExitStack() as stack:
 
-        def connected(data: bytes = b"") -> socket.socket:
-            connection = socket.create_connection((host, int(port)), timeout=10)
+        def connected(server: Running, data: bytes = b"") -> socket.socket:
+            host, port = server.url.removeprefix("http://").split(":")
+            connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
             stack.enter_context(connection).sendall(data)
             return connection
 
@@ -48,7 +50,7 @@ def closed_after(connection: socket.socket, drip: bytes = b"") -> float:
     """Seconds until the server closes, while `drip` is sent again and again."""
     started = time.monotonic()
     connection.settimeout(0.2)
-    while time.monotonic() - started < 10:
+    while time.monotonic() - started < PATIENCE_S:
         try:
             if drip:
                 connection.sendall(drip)
@@ -76,7 +78,8 @@ def closed_after(connection: socket.socket, drip: bytes = b"") -> float:
     ],
 )
 def test_who_sends_half_is_left(hasty: Running, connect: Connect, begin: bytes, drip: bytes) -> None:
-    assert closed_after(connect(begin), drip) < 8
+    usual = Patience()
+    assert closed_after(connect(hasty, begin), drip) < min(usual.head_s, usual.idle_s, usual.body_s)
     wait_until(lambda: hasty.services.num_chats == 0, "a free place")
 
 
@@ -84,7 +87,7 @@ def test_who_reads_nothing_is_left(hasty: Running, connect: Connect) -> None:
     """A chat whose reader takes nothing ends, with its place among the chats."""
     body = json.dumps(CHAT | {"stream": True, "n": 8, "logprobs": True, "top_logprobs": 20}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection = connect()
+    connection = connect(hasty)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.sendall(head.encode() + body)
     wait_until(lambda: hasty.services.num_chats == 1, "a running chat")
@@ -99,23 +102,25 @@ def test_streams_and_chats_that_are_read_go_on(hasty: Running) -> None:
         with client.stream("GET", "/v1/events", headers=events) as stream:
             pieces = stream.iter_raw()
             assert next(pieces).startswith(b"retry")
-            time.sleep(5)
+            time.sleep(2.5 * HASTY.idle_s)
             assert len(hasty.server.server_state.connections) == 1
             assert client.get("/v1/models").status_code == 200
 
 
-def test_who_asks_nothing_makes_room_and_then_there_is_a_503(hasty: Running, connect: Connect) -> None:
-    quiet = [connect() for _ in range(4)]
-    assert httpx.get(f"{hasty.url}/v1/models").status_code == 200
+def test_who_asks_nothing_makes_room_and_then_there_is_a_503(servers: Servers, connect: Connect) -> None:
+    server = servers.start(patience=Patience(max_connections=4))
+    quiet = [connect(server) for _ in range(4)]
+    assert httpx.get(f"{server.url}/v1/models").status_code == 200
     events = HEAD.replace(b"models", b"events") + b"Accept: text/event-stream\r\n\r\n"
-    streams = [connect(events) for _ in range(4)]
+    streams = [connect(server, events) for _ in range(4)]
     for stream in streams:
         assert stream.recv(100).startswith(b"HTTP/1.1 200")
-    reply = httpx.get(f"{hasty.url}/v1/models")
+    reply = httpx.get(f"{server.url}/v1/models")
     assert reply.status_code == 503
     assert reply.json()["error"]["code"] == "overloaded"
     assert "all 4 connections are taken" in reply.json()["error"]["message"]
     for connection in [*quiet, *streams]:
         connection.close()
-    wait_until(lambda: not hasty.server.server_state.connections, "no connections")
-    assert httpx.get(f"{hasty.url}/v1/models").status_code == 200
+    wait_until(lambda: not server.server.server_state.connections, "no connections")
+    assert httpx.get(f"{server.url}/v1/models").status_code == 200
+    servers.stop(server)

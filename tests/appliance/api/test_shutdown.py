@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.appliance.api.serving import PATIENCE_S, Running, Servers, wait_until
+from tests.appliance.api.serving import PATIENCE_S, Running, Servers, held_steps, wait_until
 from tests.appliance.api.test_chat_failures import ENDLESS
 
 
@@ -44,15 +44,16 @@ def test_a_chat_that_takes_too_long_is_told(
 
 def test_a_chat_may_come_to_its_end_and_no_other_begins(servers: Servers, server: Running) -> None:
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(post, server, max_tokens=400)
-        wait_until(lambda: server.engine.stats().num_running == 1, "a running chat")
-        ended: Future[int] = asyncio.run_coroutine_threadsafe(
-            server.services.end_chats(PATIENCE_S), servers.thread.loop
-        )
-        wait_until(lambda: server.services.is_closing, "the end")
-        refused, health = post(server), httpx.get(f"{server.url}/health")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
-        assert refused.headers["Retry-After"] == "10"
-        assert (health.status_code, "shutting down" in str(health.json()["reasons"])) == (503, True)
+        with held_steps(server.engine):
+            running = pool.submit(post, server, max_tokens=20)
+            wait_until(lambda: server.engine.stats().num_running == 1, "a running chat")
+            ended: Future[int] = asyncio.run_coroutine_threadsafe(
+                server.services.end_chats(PATIENCE_S), servers.thread.loop
+            )
+            wait_until(lambda: server.services.is_closing, "the end")
+            refused, health = post(server), httpx.get(f"{server.url}/health")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+            assert refused.headers["Retry-After"] == "10"
+            assert (health.status_code, "shutting down" in str(health.json()["reasons"])) == (503, True)
         assert running.result(PATIENCE_S).json()["choices"][0]["finish_reason"] == "length"
         assert ended.result(PATIENCE_S) == 0

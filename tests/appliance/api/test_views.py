@@ -17,7 +17,7 @@ from appliance.events import EventStoreError
 from appliance.jobs import CameraStatus
 from queues.errors import QueueUnavailable
 from queues.types import QueueStatus
-from tests.appliance.api.serving import MODEL, Running, Servers
+from tests.appliance.api.serving import MODEL, Running, Servers, is_idle, wait_until
 from tests.appliance.descriptions import description
 
 CLOSED = "the engine is not running"
@@ -137,7 +137,8 @@ def test_a_description_may_be_asked_for(http: httpx.Client, server: Running) -> 
     assert (paused.status_code, paused.json()["error"]["code"]) == (409, "camera_not_running")
 
 
-def test_health(http: httpx.Client) -> None:
+def test_health(http: httpx.Client, server: Running) -> None:
+    wait_until(lambda: is_idle(server.engine), "an idle engine")
     reply = http.get("/health")
     assert reply.status_code == 200
     assert reply.json() == {
