@@ -20,7 +20,7 @@ START_S = 240.0
 """Generous: a loaded machine of two cores loads torch three times."""
 
 
-def until(what: Callable[[], T], timeout_s: float = 60.0) -> T:
+def until(what: Callable[[], T], timeout_s: float = 120.0) -> T:
     """The first true value of `what`, asked again and again; fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not (value := what()):
@@ -71,7 +71,7 @@ class Running:
         """The living descendants whose command line has `word` in it."""
         return [p for p in self.family() if _is_alive(p) and word in " ".join(_command(p))]
 
-    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = START_S) -> int:
         """Sends the signal and waits; the exit code."""
         self.family()
         self.process.send_signal(number)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -116,8 +117,11 @@ async def test_a_worker_that_is_gone_is_known_at_once(
     await asyncio.wait(tasks)
 
 
-async def test_a_silent_worker_is_told_of_and_frames_grow_old(scene: Scene) -> None:
+async def test_a_silent_worker_is_told_of_and_frames_grow_old(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also when what it said has expired: the age of the newest frame goes on."""
+    monkeypatch.setattr("appliance.camera_states.SILENT_S", 9.0)
     assert scene.control.worker is not None
     scene.control.worker.started_s = float("-inf")
     scene.tell()
@@ -125,12 +129,12 @@ async def test_a_silent_worker_is_told_of_and_frames_grow_old(scene: Scene) -> N
     gate = await scene.shown()
     assert (gate.state, gate.error) == ("running", None)
     assert gate.frame_age_s is not None
-    assert 2.1 <= gate.frame_age_s < 4
+    assert 2.1 <= gate.frame_age_s < 9.1
     scene.writer._redis.pexpire(status_key("gate"), 5_000)
     for _ in range(2):
         gate = await scene.shown()
         assert (gate.state, gate.fps) == ("connecting", 0)
-        assert "told nothing for 10 s" in (gate.error or "")
+        assert re.search("told nothing for 1[0-9] s", gate.error or "")
         assert gate.frame_age_s is not None
         assert gate.frame_age_s >= 10
         scene.writer._redis.delete(status_key("gate"))

@@ -145,7 +145,7 @@ async def test_whatever_becomes_of_a_job_its_event_says_it(store: EventStore) ->
                 await worker.fail(bad, "CUDA out of memory")
                 for name in ("replaced", "expired", "overflow", "late", "bad", "left"):
                     store.change(begun(name))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(120):
                     while error_of(store, "bad") is None:
                         await asyncio.sleep(0.01)
             finally:

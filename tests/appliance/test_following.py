@@ -53,7 +53,7 @@ async def front(
             await follower.begin()
             task = asyncio.create_task(follower.run())
             yield result
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 while not await follower.is_through():
                     await asyncio.sleep(0.01)
             await end_all([task])

@@ -46,7 +46,7 @@ def run_outputs(store: EventStore) -> RunOutputs:
     return run
 
 
-async def until_async(what: Callable[[], Any], timeout_s: float = 30.0) -> None:
+async def until_async(what: Callable[[], Any], timeout_s: float = 120.0) -> None:
     """Wait until `what` is true; fails the test after `timeout_s`."""
     async with asyncio.timeout(timeout_s):
         while not what():
@@ -60,7 +60,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 def webhook(receiver: Receiver, **settings: Any) -> dict[str, Any]:
-    return {"url": f"{receiver.url}/hook?token=hush", "timeout_s": 5, **settings}
+    return {"url": f"{receiver.url}/hook?token=hush", "timeout_s": 60, **settings}
 
 
 async def sent(store: EventStore, number: int, name: str = "webhook") -> None:
