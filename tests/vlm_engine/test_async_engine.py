@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ def config_of(folder: Path) -> EngineConfig:
 
 
 Client = AsyncEngine | EngineProcess
+PATIENCE_S = 120.0
 
 
 @pytest_asyncio.fixture(
@@ -52,7 +54,7 @@ async def collect(engine: Client, *args: object, **more: object) -> list[TokenEv
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def until(predicate: object, timeout_s: float = 60.0) -> None:
+async def until(predicate: object, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not predicate():  # type: ignore[operator]
             await asyncio.sleep(0.01)
@@ -94,14 +96,14 @@ async def test_cancelled_while_preprocessing_never_runs(engine: Client) -> None:
 
 
 async def test_a_slow_reader_gets_merged_deltas_and_loses_nothing(engine: Client) -> None:
-    events: list[TokenEvent] = []
-    async for event in engine.generate(ask("slow", "hello", max_tokens=60)):
-        events.append(event)
-        await asyncio.sleep(0.1)
+    """What began first has all its tokens when what came later, and is as long, was told its last."""
+    stream = engine.generate(ask("slow", "hello", max_tokens=60))
+    events = [await anext(stream)]
     fast = await collect(engine, "fast", "hello", max_tokens=60)
+    events += [event async for event in stream]
     assert sum(len(event.token_ids) for event in events) == 60
     assert "".join(event.text for event in events) == "".join(event.text for event in fast)
-    assert len(events) < len(fast)
+    assert len(events) < 5
 
 
 async def test_bad_input_raises_before_anything_is_queued(engine: Client) -> None:
@@ -209,13 +211,21 @@ async def test_a_dead_loop_is_unhealthy_and_ends_its_streams(qwen3_vl_checkpoint
 
 
 class Frozen(Engine):
-    """An engine whose step takes long."""
+    """An engine whose step takes as long as the test wants."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.is_in_step, self.may_go_on = threading.Event(), threading.Event()
 
     def step(self) -> list[TokenEvent]:
-        import time
-
-        time.sleep(1.5)
+        self.is_in_step.set()
+        assert self.may_go_on.wait(PATIENCE_S)
         return super().step()
+
+
+def frozen_inside(engine: AsyncEngine) -> Frozen:
+    assert isinstance(engine.engine, Frozen)
+    return engine.engine
 
 
 async def test_a_frozen_loop_is_unhealthy(qwen3_vl_checkpoint: Path) -> None:
@@ -225,6 +235,7 @@ async def test_a_frozen_loop_is_unhealthy(qwen3_vl_checkpoint: Path) -> None:
     task = asyncio.create_task(collect(engine, "x", "hello", max_tokens=1))
     await until(lambda: not engine.is_healthy)
     assert "no step for" in (engine.unhealthy_reason or "")
+    frozen_inside(engine).may_go_on.set()
     assert (await task)[-1].finish_reason == "length"
     assert engine.is_healthy
     await engine.close()
@@ -264,6 +275,7 @@ async def test_a_hung_step_does_not_hold_up_the_end(
     engine = AsyncEngine(config_of(qwen3_vl_checkpoint), load=Frozen)
     await engine.start()
     task = asyncio.create_task(collect(engine, "x", "hello", max_tokens=1))
-    await asyncio.sleep(0.3)
+    await until(frozen_inside(engine).is_in_step.is_set)
     await engine.close()
     assert (await task)[-1].error == "the engine is closed"
+    frozen_inside(engine).may_go_on.set()

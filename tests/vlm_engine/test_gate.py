@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from vlm_engine import turn_queue
 from vlm_engine.config import TurnConfig
 from vlm_engine.errors import GateError
 from vlm_engine.gate_client import GateClient
@@ -22,6 +23,12 @@ from vlm_engine.gate_wire import Ask, Hello, Release, encode
 from vlm_engine.static_budget import StaticBudget
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the gate needs Linux's sockets")
+
+
+@pytest.fixture
+def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None ends because the machine has others to serve."""
+    monkeypatch.setattr(turn_queue, "LEASE_LEAST_MS", 60_000.0)
 
 
 class Loop:
@@ -86,7 +93,7 @@ def line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().strip()
 
 
-def until(what: object, timeout_s: float = 30.0) -> None:
+def until(what: object, timeout_s: float = 120.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():  # type: ignore[operator]
         assert time.monotonic() < deadline, "it did not happen"
@@ -101,6 +108,7 @@ def rounds(gate: GateClient, num_rounds: int, num_pieces: int = 3) -> None:
             gate.release()
 
 
+@pytest.mark.usefixtures("long_leases")
 def test_a_turn_begins_and_ends(tmp_path: Path) -> None:
     with engine(tmp_path) as loop:
         gate = GateClient(loop.address, "cpu", patience_s=30.0)
@@ -114,6 +122,7 @@ def test_a_turn_begins_and_ends(tmp_path: Path) -> None:
         until(lambda: loop.gate.turns.stats().num_clients == 0)
 
 
+@pytest.mark.usefixtures("long_leases")
 def test_many_detectors_one_at_a_time(tmp_path: Path) -> None:
     """Whoever has the device is alone with it, and all come to their end."""
     alone, overlaps = threading.Lock(), []
@@ -141,11 +150,11 @@ def test_many_detectors_one_at_a_time(tmp_path: Path) -> None:
             gate.close()
 
 
+@pytest.mark.usefixtures("long_leases")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_detector_that_dies_frees_the_device_at_once(tmp_path: Path, number: signal.Signals) -> None:
     """By its closed connection: long before its lease would end."""
     with engine(tmp_path) as loop, detector(loop.address, "keep") as keeper:
-        loop.gate.turns.cost.learn((1.0, 0.6), 500.0)
         assert line(keeper).startswith("turn")
         keeper.send_signal(number)
         until(lambda: loop.counts["died"] == 1)
@@ -184,6 +193,7 @@ def test_a_lease_that_ends_is_counted_and_the_late_end_is_learned(tmp_path: Path
         gate.close()
 
 
+@pytest.mark.usefixtures("long_leases")
 def test_without_an_engine_the_detector_goes_on_and_asks_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,16 +216,16 @@ def test_an_engine_that_does_not_answer_is_waited_for_no_longer_than_patience(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = GateServer(TurnConfig(str(tmp_path / "gate.sock")), "cpu")
-    gate = GateClient(str(tmp_path / "gate.sock"), "cpu", patience_s=0.2, retry_after_s=60.0)
+    gate = GateClient(str(tmp_path / "gate.sock"), "cpu", patience_s=0.2, retry_after_s=600.0)
     started_s = time.monotonic()
     assert gate.acquire([1.0, 1.0]) == 2
     assert time.monotonic() - started_s >= 0.2
     gate.release()
     started_s = time.monotonic()
-    for _ in range(100):
+    for _ in range(1000):
         assert gate.acquire([1.0]) == 1
-    assert time.monotonic() - started_s < 10, "waiting each time would be 20 s"
-    assert gate.num_ungated == 101
+    assert time.monotonic() - started_s < 100, "waiting each time would be 200 s"
+    assert gate.num_ungated == 1001
     assert [record.levelname for record in caplog.records] == ["WARNING"], "once, not each time"
     server.close()
 
@@ -240,6 +250,7 @@ def test_a_stale_socket_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> N
         GateServer(TurnConfig(str(tmp_path / ("x" * 200))), "cpu")
 
 
+@pytest.mark.usefixtures("long_leases")
 @pytest.mark.parametrize(
     ("device", "is_shared"), [("cuda:0", True), ("cuda:1", False), ("cpu", False), (None, True)]
 )
