@@ -1,6 +1,8 @@
 """Shared fixtures: no test may wait for a network, every service runs on loopback with its own port."""
 
+import fcntl
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -47,11 +49,25 @@ def media() -> Path:
 
 @pytest.fixture(scope="session")
 def export_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's cache of tests that export a detector: what one of them has made, the others find."""
+    """The user's cache of tests that export the bundled detector: it is made once, and others find it."""
     folder = tmp_path_factory.getbasetemp()
     # why: each of several processes has a folder of its own beside the others
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with (folder / "export-cache.lock").open("w") as lock:
+        # why: who makes one beside another process has more in the cache than is kept
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if find_spec("openvino") and not (folder / "export-cache").exists():
+            _export_detector(folder / "export-cache")
     return folder / "export-cache"
+
+
+def _export_detector(cache: Path) -> None:
+    from appliance.settings import BUNDLED_DETECTOR
+    from vision.detector import Detector, DetectorConfig
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        Detector(DetectorConfig(BUNDLED_DETECTOR, imgsz=320, runtime="openvino"))
 
 
 @pytest.fixture(scope="session")

@@ -211,7 +211,7 @@ def test_a_worker_waits_for_its_redis(tmp_path, caplog):
     thread.start()
     until(lambda: "the cameras wait for the queue" in caplog.text)
     with started(server):
-        thread.join(60)
+        thread.join(240)
         (worker,) = made
         stop.set()
         worker.run(stop)
@@ -394,7 +394,7 @@ async def test_jobs_of_before_are_dropped_when_a_camera_is_masked_paused_or_remo
                 "paused": camera.model_copy(update={"enabled": False}),
             }
             worker.change(chosen.model_copy(update={"cameras": cameras}))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while set((status := await consumer.status()).waiting) != {"kept", "masked"}:
                     await asyncio.sleep(0.05)
         assert status.dropped["withdrawn"] == sum(before[name] for name in ("masked", "paused", "gone"))
