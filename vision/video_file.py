@@ -131,7 +131,9 @@ class VideoFile:
     def _video_stream(self, container: InputContainer) -> VideoStream:
         if not container.streams.video:
             raise SourceUnsupported(f"{self.path} has no video stream; give a file with one")
-        stream = container.streams.video[0]
+        # why: a picture of its cover may be listed as a video before it
+        best = container.streams.best("video")
+        stream = best if isinstance(best, VideoStream) else container.streams.video[0]
         # why: a stream whose codec this build of FFmpeg does not have comes without a codec context
         if stream.codec_context is None:
             raise SourceUnsupported(

@@ -1,12 +1,14 @@
 """Recorded video: times, turns, sizes, depths and damage."""
 
 import gc
+import io
 from itertools import islice
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from av.stream import Disposition
 
 from tests.vision.videos import corner, turned_jpeg, write_video
 from vision.errors import SourceUnreadable, SourceUnsupported
@@ -202,6 +204,25 @@ def test_frames_that_are_damaged_in_part_are_left_out(tmp_path: Path) -> None:
     source = VideoFile(path, "a")
     assert [frame.index for frame in source] == [i for i in range(30) if i not in (12, 13)]
     assert source.num_lost == 2
+
+
+def test_the_picture_of_a_cover_is_not_the_video(tmp_path: Path) -> None:
+    video = write_video(tmp_path / "v.mp4", [corner(64, 48)] * 10)
+    with (
+        av.open(str(video)) as source,
+        av.open(io.BytesIO(turned_jpeg(corner(200, 200), 1))) as cover,
+        av.open(str(tmp_path / "v.mkv"), "w") as container,
+    ):
+        streams = [container.add_stream_from_template(one.streams.video[0]) for one in (cover, source)]
+        streams[0].disposition = Disposition.attached_pic
+        for one, stream in zip((cover, source), streams, strict=True):
+            for packet in one.demux(video=0):
+                if packet.dts is not None:
+                    packet.stream = stream
+                    container.mux(packet)
+    frames = list(VideoFile(tmp_path / "v.mkv", "a"))
+    assert len(frames) == 10
+    assert frames[0].image.shape == (48, 64, 3)
 
 
 def remuxed(path: Path, target: Path, *, from_s: float = 0.0) -> Path:
