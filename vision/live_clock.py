@@ -11,6 +11,9 @@ LATE_S = 1.0
 PATIENCE_S = 1.5
 """So long nothing but late pictures may come; then the way has become longer, or they come too slowly."""
 
+STEP_S = 0.5
+"""Stamps that go back by more have jumped; pictures that come later by more at once have been held up."""
+
 _FORGET = 1e-3
 
 
@@ -56,10 +59,13 @@ class LiveClock:
         self._is_paced = is_paced
         self._start: float | None = None
         self._shift: float | None = None
+        self._stamp_s: float | None = None
         self._last_s = 0.0
         self._seen_at = 0.0
+        self._lag_s = 0.0
         self._least_lag_s = 0.0
         self._delay: _Delay | None = None
+        self._is_slow = False
 
     def place(self, stamp_s: float | None, now: float) -> Moment:
         """Return when a picture is.
@@ -74,24 +80,30 @@ class LiveClock:
         self._seen_at = now
         time_s = self._believed(stamp_s, elapsed_s)
         lag_s = elapsed_s - time_s
+        grown_s, self._lag_s = lag_s - self._lag_s, lag_s
+        self._is_slow &= lag_s >= self._least_lag_s
         # why: clocks drift by seconds a day; the quickest picture of long ago is forgotten slowly.
         self._least_lag_s = min(lag_s, self._least_lag_s + _FORGET * since_s)
         self._last_s = max(time_s, self._last_s)
         if self._is_paced:
             return Moment(self._last_s, wait_s=max(0.0, -lag_s))
-        return Moment(self._last_s, is_late=self._is_late(lag_s, now))
+        return Moment(self._last_s, is_late=self._is_late(lag_s, grown_s, now))
 
-    def _is_late(self, lag_s: float, now: float) -> bool:
+    def _is_late(self, lag_s: float, grown_s: float, now: float) -> bool:
         if lag_s - self._least_lag_s <= LATE_S:
             self._delay = None
             return False
+        if self._is_slow and grown_s < STEP_S:
+            # why: leaving out pictures did not help: there is no queue, the stamps are slow, or the way is
+            self._least_lag_s = lag_s - LATE_S
+            return False
         delay = self._delay
         # why: what comes later still by so much comes after another stall, and tells nothing of what follows.
-        if delay is None or lag_s > delay.first_lag_s + LATE_S:
+        if delay is None or (grown_s >= STEP_S and lag_s > delay.first_lag_s + LATE_S):
             delay = _Delay(now, lag_s, lag_s)
         elif now - delay.since >= PATIENCE_S:
             if not delay.will_be_over(self._least_lag_s + LATE_S):
-                self._least_lag_s, self._delay = min(delay.least_lag_s, lag_s), None
+                self._least_lag_s, self._delay, self._is_slow = min(delay.least_lag_s, lag_s), None, True
                 return lag_s - self._least_lag_s > LATE_S
             delay = _Delay(now, lag_s, lag_s)
         self._delay = delay
@@ -99,16 +111,27 @@ class LiveClock:
         return True
 
     def _believed(self, stamp_s: float | None, elapsed_s: float) -> float:
-        if stamp_s is None:
-            return elapsed_s
+        in_time_s = elapsed_s if self._is_paced else elapsed_s - self._least_lag_s
+        before_s, self._stamp_s = self._stamp_s, self._stamp_s if stamp_s is None else stamp_s
+        # why: stamps that stand still tell nothing
+        if stamp_s is None or stamp_s == before_s:
+            return in_time_s
         if self._shift is None:
             self._shift = elapsed_s - stamp_s
         time_s = stamp_s + self._shift
-        if abs(elapsed_s - time_s) > JUMP_S or (self._is_paced and time_s < elapsed_s):
-            self._shift = elapsed_s - stamp_s
-            self._least_lag_s = 0.0
-            return elapsed_s
+        step_s = 0.0 if before_s is None else stamp_s - before_s
+        if self._is_jump(time_s, step_s, elapsed_s, in_time_s):
+            self._shift = in_time_s - stamp_s
+            return in_time_s
         return time_s
+
+    def _is_jump(self, time_s: float, step_s: float, elapsed_s: float, in_time_s: float) -> bool:
+        if abs(elapsed_s - time_s) > JUMP_S or step_s < -STEP_S:
+            return True
+        if self._is_paced:
+            return time_s < elapsed_s
+        # why: who was late may leave some out, but nothing comes sooner than what came quickest
+        return step_s > LATE_S and time_s > in_time_s + LATE_S
 
 
 class FrameGate:

@@ -1,8 +1,11 @@
 """Times of live pictures: by their stamps while these can be true, else by the local clock."""
 
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 
-from vision.live_clock import FrameGate, LiveClock
+from vision.live_clock import JUMP_S, FrameGate, LiveClock
 
 
 def test_stamps_are_believed_over_a_network_that_stutters():
@@ -123,3 +126,38 @@ def test_the_gate_keeps_the_rate_when_a_clock_jumps_back():
     passed = [t for t in [i / 25 for i in range(50)] + [i / 25 for i in range(50)] if gate.passes(t)]
 
     assert len(passed) == 20
+
+
+STAMPS: dict[str, Callable[[float], float | None]] = {
+    "stand still": lambda t: 5.0,
+    "some missing": lambda t: None if round(t * 10) % 2 else t,
+    "a tenth as fast": lambda t: t / 10,
+    "half as fast": lambda t: t / 2,
+    "a tenth faster": lambda t: t * 1.1,
+    "twice as fast": lambda t: t * 2,
+    "of another unit": lambda t: t * 90,
+    "begin again every three seconds": lambda t: t % 3,
+    "begin again every minute": lambda t: t % 60,
+    "9 s back at times": lambda t: t - 9 * (t // 20),
+    "9 s forth at times": lambda t: t + 9 * (t // 20),
+    "8 s to and fro": lambda t: t + 8 * (t // 20 % 2),
+}
+
+
+@pytest.mark.parametrize("stamps", STAMPS.values(), ids=STAMPS)
+def test_wrong_stamps_of_any_kind_blind_no_camera(stamps):
+    """V11: pictures come ten times a second, and five a second are looked at."""
+    clock, gate, seen, times = LiveClock(), FrameGate(5.0), [0.0], [0.0]
+    for number in range(1200):
+        at = number / 10
+        moment = clock.place(stamps(at), 1000 + at)
+        times.append(moment.time_s)
+        if not moment.is_late and gate.passes(moment.time_s):
+            seen.append(at)
+
+    assert times == sorted(times)
+    assert times[-1] <= 120 + JUMP_S + 1
+    assert max(later - before for before, later in pairwise(seen)) < 3.5
+    # why: where a camera's seconds are longer, fewer of them are a fifth of one apart
+    is_slow = stamps is STAMPS["a tenth as fast"] or stamps is STAMPS["half as fast"]
+    assert len(seen) > (150 if is_slow else 550)
