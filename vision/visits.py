@@ -9,11 +9,9 @@ from numpy.typing import NDArray
 
 from vision.boxes import Box, covered, is_near, overlap
 from vision.types import Detections
-from vision.zones import Whereabouts
+from vision.zones import MEMORY_FRAMES, MEMORY_S, Whereabouts
 
 _PART_OF_ANOTHER = 0.8
-# invariant: longer than a tracker keeps a lost track, else its return would be a new visit
-_MEMORY_S = 30.0
 _NUM_SCORES = 10
 
 NEW_TRACK = "new_track"
@@ -33,6 +31,7 @@ class Visit:
     began_s: float
     seen_s: float
     where: Whereabouts
+    seen_frame: int = 0
     hits: int = 0
     due: set[str] = field(default_factory=set)
     described: set[str] = field(default_factory=set)
@@ -72,6 +71,7 @@ class Visits:
         self._by_id: dict[int, Visit] = {}
         self._gone: list[Visit] = []
         self._now_s = 0.0
+        self._num_frames = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -89,6 +89,7 @@ class Visits:
     def see(self, now_s: float, detections: Detections, where: list[Whereabouts]) -> list[Visit]:
         """Take the next frame's tracked detections; one visit a row."""
         self._now_s = now_s
+        self._num_frames += 1
         ids = track_ids(detections).tolist()
         visits = []
         rows = zip(ids, detections.labels, detections.boxes, detections.scores.tolist(), where, strict=True)
@@ -96,6 +97,7 @@ class Visits:
             visit = self._by_id.get(track_id) or self._arrive(label, box, place, in_view=ids)
             self._by_id[track_id] = visit
             visit.label, visit.box, visit.seen_s, visit.where = label, box, now_s, place
+            visit.seen_frame = self._num_frames
             visit.hits += 1
             visit.scores.append(score)
             visits.append(visit)
@@ -130,9 +132,11 @@ class Visits:
         return visit
 
     def _forget(self) -> None:
-        oldest = self._now_s - max(self._reacquire_s, _MEMORY_S)
-        for track_id in [i for i, visit in self._by_id.items() if visit.seen_s < oldest]:
-            self._gone.append(self._by_id.pop(track_id))
+        # invariant: no sooner than a tracker forgets a lost track, else its return would be a new visit
+        oldest_s = self._now_s - max(self._reacquire_s, MEMORY_S)
+        oldest_frame = self._num_frames - MEMORY_FRAMES
+        lost = [i for i, v in self._by_id.items() if v.seen_s < oldest_s and v.seen_frame <= oldest_frame]
+        self._gone += [self._by_id.pop(track_id) for track_id in lost]
 
 
 def track_ids(detections: Detections) -> NDArray[np.int64]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from vision.polygons import Line, Point, Polygon, Side, bottom_centers
 from vision.types import Detections, Frame
 
-# invariant: longer than a tracker keeps a lost track
-_MEMORY_S = 30.0
+# invariant: longer than a tracker keeps a lost track, which is some frames at least, however far apart
+MEMORY_S = 30.0
+MEMORY_FRAMES = 6
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class _Way:
 
     foot: Point
     seen_s: float
+    seen_frame: int
     stays: dict[str, _Stay] = field(default_factory=dict)
     entered: dict[str, None] = field(default_factory=dict)
 
@@ -110,12 +112,14 @@ class Places:
         self._lines = tuple(lines)
         self._ways: dict[int, _Way] = {}
         self._now_s = 0.0
+        self._num_frames = 0
 
     def update(self, frame: Frame, detections: Detections) -> list[Whereabouts]:
         """Take the next frame with its tracked detections; one answer a row."""
         if frame.time_s < self._now_s:
             self.reset()
         self._now_s = frame.time_s
+        self._num_frames += 1
         assert detections.track_ids is not None
         feet = bottom_centers(detections, frame.image)
         inside = {zone.name: zone.polygon.contains(feet).tolist() for zone in self._zones}
@@ -124,7 +128,12 @@ class Places:
             self._see(track_id, label, (x, y), {name for name, column in inside.items() if column[row]})
             for row, (track_id, label, (x, y)) in enumerate(rows)
         ]
-        self._ways = {i: way for i, way in self._ways.items() if self._now_s - way.seen_s <= _MEMORY_S}
+        oldest_s, oldest_frame = self._now_s - MEMORY_S, self._num_frames - MEMORY_FRAMES
+        self._ways = {
+            track_id: way
+            for track_id, way in self._ways.items()
+            if way.seen_s >= oldest_s or way.seen_frame > oldest_frame
+        }
         return found
 
     def reset(self) -> None:
@@ -133,9 +142,9 @@ class Places:
         self._now_s = 0.0
 
     def _see(self, track_id: int, label: str, foot: Point, inside: set[str]) -> Whereabouts:
-        way = self._ways.setdefault(track_id, _Way(foot, self._now_s))
+        way = self._ways.setdefault(track_id, _Way(foot, self._now_s, self._num_frames))
         crossed = tuple(self._crossed(label, way.foot, foot))
-        way.foot, way.seen_s = foot, self._now_s
+        way.foot, way.seen_s, way.seen_frame = foot, self._now_s, self._num_frames
         for zone in self._zones:
             if not zone.labels or label in zone.labels:
                 way.stays.setdefault(zone.name, _Stay()).see(zone, zone.name in inside, self._now_s)

@@ -116,6 +116,20 @@ def test_a_visit_may_be_described_for_several_reasons() -> None:
     assert reasons(replace(config, camera_cooldown_s=4)) == [(0, "new_track"), (40, "zone_entry:yard")]
 
 
+def test_a_camera_that_is_looked_at_once_a_minute_sees_visits_too() -> None:
+    """Longer than a visit is remembered by time: a tracker still knows who is in the next frame."""
+    config = replace(QUIET, new_track=True, min_hits=3, line_crossing=("gate",))
+    trigger, seen = Trigger(config), []
+    for index in range(8):
+        walker = replace(WALKER, step=80.0, gaps=(3,))
+        rows = [1] if walker.is_seen(index) else []
+        tracked = detections([walker], index).with_tracks(np.array(rows, np.int64))
+        if found := trigger.update(frame(index, fps=1 / 60), tracked):
+            seen.append((index, found.reason))
+    assert seen == [(2, "new_track"), (4, "line_crossing:gate:right")]
+    assert trigger.num_visits == 1
+
+
 def test_a_cooldown_of_the_camera_is_of_all_classes() -> None:
     things = (Thing(0, 60, 0), Thing(5, 60, 400, label=2))
     config = TriggerConfig(cooldown_s=0, min_hits=1, camera_cooldown_s=3)
