@@ -1,5 +1,6 @@
 """The same network in a form that is faster on a CPU: an OpenVINO export of a `.pt`, made once and kept."""
 
+import errno
 import json
 import logging
 import os
@@ -31,6 +32,9 @@ FORMAT = 1
 
 NUM_KEPT = 8
 """Exports that the folder holds: the newest in use; another version of a package makes another one."""
+
+ROOM = 3, 2**22
+"""An export takes so many times the room of its weights (kept in half precision), and bytes for its graph."""
 
 MAKING_S = 3600.0
 """Nobody takes so long to make one."""
@@ -127,7 +131,7 @@ def _export_of(weights: Path, kept: Path, imgsz: int | list[int], is_end2end: bo
     """The folder of the export, `kept` if that can be; it must be loaded before this ends."""
     with ExitStack() as stack:
         if not kept.is_dir():
-            place = _writable(kept.parent)
+            place = _place(kept.parent, ROOM[0] * weights.stat().st_size + ROOM[1])
             folder = stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=_MAKING))
             made = _make(weights, imgsz, is_end2end, Path(folder))
             kept = made if place is None else _keep(made, kept)
@@ -141,14 +145,27 @@ def _export_of(weights: Path, kept: Path, imgsz: int | list[int], is_end2end: bo
         _forget_old(kept.parent)
 
 
-def _writable(cache: Path) -> Path | None:
+def _place(cache: Path, num_bytes: int) -> Path | None:
+    """Where an export can be made: in the cache, else in the folder for temporary files (None).
+
+    Raises:
+        OSError: there is no room in either.
+    """
     try:
         cache.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=cache).close()
+        _check_room(cache, num_bytes)
     except OSError as error:
         log.warning("the detector's export is made at each start, since it cannot be kept: %s", error)
+        _check_room(Path(tempfile.gettempdir()), num_bytes)
         return None
     return cache
+
+
+def _check_room(folder: Path, num_bytes: int) -> None:
+    # why: where a disk is full, the converter says "iostream error" after all of its work
+    if shutil.disk_usage(folder).free < num_bytes:
+        raise OSError(errno.ENOSPC, f"no room for {num_bytes / 2**20:.0f} MB", str(folder))
 
 
 def _make(weights: Path, imgsz: int | list[int], is_end2end: bool, folder: Path) -> Path:

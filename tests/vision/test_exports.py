@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from appliance.settings import BUNDLED_DETECTOR
+from tests.disks import small_disk
 from vision import exports, openvino_network
 from vision.boxes import overlap
 from vision.detector import Detector, DetectorConfig
@@ -289,3 +290,24 @@ def test_the_newest_exports_are_kept(tmp_path: Path) -> None:
     exports._forget_old(tmp_path)
     (tmp_path / "making-now").rmdir()
     assert {int(path.name.split("_")[0]) for path in tmp_path.iterdir()} == set(range(exports.NUM_KEPT))
+
+
+@needs_openvino
+def test_a_cache_without_room_and_no_room_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Made elsewhere for this once; where that is full too, torch computes, and the log says why."""
+    small_weights(tmp_path / "own.pt", is_end2end=False)
+    config = DetectorConfig(str(tmp_path / "own.pt"), imgsz=64, runtime="auto")
+    caplog.set_level(logging.WARNING)
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        disk.fill(but=10)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(disk.folder))
+        assert Detector(config)._network is not None
+        assert "cannot be kept: [Errno 28] no room for 4 MB" in caplog.text
+        caplog.clear()
+        monkeypatch.setattr("tempfile.tempdir", str(disk.folder))
+        assert Detector(config)._network is None
+        assert "stays with torch" in caplog.text
+        assert "Errno 28] no room" in caplog.messages[-1]
+        assert sorted(path.name for path in disk.folder.rglob("*") if path.is_file()) == ["filler"]
