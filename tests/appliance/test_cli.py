@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -227,11 +226,9 @@ def test_ctrl_c_ends_a_replay_with_130_and_keeps_what_was_written(qwen3_vl_check
     arguments = ("--vlm", str(qwen3_vl_checkpoint), "--cooldown", "0", "--output", str(output))
     with running(tmp_path, "replay", "synthetic://street?seed=3&fps=5&frames=100000", *arguments) as command:
         until(lambda: output.exists() and output.stat().st_size > 0, START_S)
-        started_at = time.monotonic()
 
         assert command.stop(signal.SIGINT) == 130
 
-        assert time.monotonic() - started_at < 45
         command.assert_nothing_is_left()
     assert re.fullmatch(r"stopped in street: .*\nappliance: stopped by SIGINT\n", command.stderr)
     assert all(json.loads(line)["description"] for line in output.read_text().splitlines())

@@ -105,7 +105,7 @@ def test_a_signal_ends_it_and_says_what_is_not_described(
         until(lambda: len(list(saved.glob("street-*.jpg"))))
         until(lambda: num_put(server) > output.read_text().count("\n"))
         command.process.send_signal(number)
-        assert command.process.wait(30) == code
+        assert command.process.wait(START_S) == code
         assert f"appliance: stopped by {number.name}" in command.stderr
         assert "stopped in street: " in command.stderr
         assert " not described" in command.stderr

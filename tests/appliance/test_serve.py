@@ -85,6 +85,13 @@ def client(appliance: tuple[Running, str]) -> Iterator[ApplianceClient]:
         yield client
 
 
+STATES = {"street": "running", "yard": "running", "broken": "not_found"}
+
+
+def states_of(client: ApplianceClient) -> dict[str, str]:
+    return {camera["name"]: camera["state"] for camera in client.cameras()}
+
+
 def frame_of(client: ApplianceClient, camera: str) -> bytes | None:
     try:
         return client.newest_frame(camera)
@@ -95,9 +102,7 @@ def frame_of(client: ApplianceClient, camera: str) -> bytes | None:
 def test_cameras_are_described_and_a_broken_one_is_told_apart(client):
     """V2: one camera without a source, the others run."""
     until(lambda: client.health()["queue"]["num_done"] >= 2, START_S)
-    states = {camera["name"]: camera["state"] for camera in client.cameras()}
-
-    assert states == {"street": "running", "yard": "running", "broken": "not_found"}
+    until(lambda: states_of(client) == STATES)
     assert client.health()["status"] == "ok"
     with pytest.raises(ClientError, match="no frame"):
         client.newest_frame("broken")
@@ -279,7 +284,7 @@ def test_a_camera_does_what_was_just_asked(appliance, client):
         "connecting",
         "it is being opened",
     )
-    until(lambda: httpx.get(url).json()["state"] == "running", 10)
+    until(lambda: httpx.get(url).json()["state"] == "running")
 
 
 def test_a_dead_vision_worker_is_started_again(appliance, client):
@@ -288,19 +293,18 @@ def test_a_dead_vision_worker_is_started_again(appliance, client):
 
     worker.kill()
 
-    told = until(lambda: [c for c in client.cameras() if "is being started again" in (c["reason"] or "")], 5)
+    told = until(lambda: [c for c in client.cameras() if "is being started again" in (c["reason"] or "")])
     assert {(camera["state"], camera["fps"]) for camera in told} == {("connecting", 0)}
     health = client.health()
     assert health["status"] == "degraded"
     assert "is being started again" in str(health["reasons"])
     assert "".join(client.stream_chat([user_message("Hello")], model=client.model_name(), max_tokens=4))
-    until(lambda: [p for p in appliance[0].find("appliance.ingest") if p.pid != worker.pid], 30)
+    until(lambda: [p for p in appliance[0].find("appliance.ingest") if p.pid != worker.pid], START_S)
     num_before = client.health()["queue"]["num_done"]
     until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
     assert "vision worker ended with code -9" in appliance[0].stderr
-    until(lambda: "appliance: the vision worker is up again after " in appliance[0].stderr, 30)
-    states = {camera["name"]: camera["state"] for camera in client.cameras()}
-    assert states == {"street": "running", "yard": "running", "broken": "not_found"}
+    until(lambda: "appliance: the vision worker is up again after " in appliance[0].stderr)
+    until(lambda: states_of(client) == STATES)
 
 
 def test_a_dead_engine_is_started_again(appliance, client):
@@ -310,7 +314,7 @@ def test_a_dead_engine_is_started_again(appliance, client):
 
     engine.kill()
 
-    until(lambda: client.health()["status"] != "ok", 30)
+    until(lambda: client.health()["status"] != "ok")
     until(lambda: client.health()["status"] == "ok", START_S)
     num_before = client.health()["queue"]["num_done"]
     until(lambda: client.health()["queue"]["num_done"] > num_before, START_S)
@@ -375,14 +379,14 @@ def test_a_signal_ends_everything(appliance, client, receiver):
         assert database.execute("SELECT id FROM events WHERE is_open").fetchall() == []
         assert database.execute("SELECT kind FROM outbox").fetchall() == []
 
-    said = chatting.result(10).strip().split("data: ")[-1]
+    said = chatting.result(120).strip().split("data: ")[-1]
     assert said == "[DONE]" or json.loads(said)["error"]["code"] == "shutting_down"
     assert "ERROR" not in appliance[0].stderr.partition("appliance: stopping")[2]
     assert receiver.posts[-1].data["state"] == "end"
     assert len(family) >= 4
     appliance[0].assert_nothing_is_left()
     assert "Traceback" not in appliance[0].stderr
-    reading.join(10)
+    reading.join(120)
     assert not reading.is_alive()
 
 
