@@ -54,13 +54,14 @@ def test_a_prompt_that_the_cache_cannot_hold_disturbs_nobody(family: Family, kv_
     engine = family.engine(kv_cache_tokens=kv_cache_tokens, max_model_len=200, block_size=BLOCK)
     said = begun(engine, running)
     picture = family.picture(1, 2, 2)
-    shortest = prompt_length(family.engine(), Case("x", (picture,)))
-    parts = (picture,) if shortest < room - 1 else ()
-    pad = room - 1 - prompt_length(family.engine(), Case("x", (*parts, "")))
-    longest = padded(family, parts, pad)
+    whole = family.engine()
+    parts = (picture,) if prompt_length(whole, Case("x", (picture,))) < room - 1 else ()
+    pad = room - 1 - prompt_length(whole, Case("x", (*parts, "")))
+    over, longest = (Case(f"{num}", (*parts, "q" * num), 5) for num in (pad + 1, pad))
+    assert [prompt_length(whole, case) for case in (over, longest)] == [room, room - 1]
     with pytest.raises(PromptTooLong, match=f"has {room} tokens, at most {room - 1} fit"):
-        engine.add(padded(family, parts, pad + 1).request)
-    assert len(engine._requests.ids) == 1
+        engine.add(over.request)
+    assert engine._requests.ids == ["running"]
     engine.add(longest.request)
     for event in drain(engine):
         if event.request_id == "running":
@@ -71,17 +72,6 @@ def test_a_prompt_that_the_cache_cannot_hold_disturbs_nobody(family: Family, kv_
             assert (event.usage.prompt_tokens, event.usage.completion_tokens) == (room - 1, 1)
     assert said == family.greedy(running)
     assert engine.stats().num_free_blocks == room // BLOCK
-
-
-def padded(family: Family, parts: tuple[Image.Image, ...], num_tokens: int) -> Case:
-    """A request whose prompt is longer by `num_tokens` than without text."""
-    without = prompt_length(family.engine(), Case("x", (*parts, "")))
-    text = ""
-    while prompt_length(family.engine(), Case("x", (*parts, text))) < without + num_tokens:
-        text += "q"
-    case = Case(f"{len(parts)} and {num_tokens}", (*parts, text), 5)
-    assert prompt_length(family.engine(), case) == without + num_tokens
-    return case
 
 
 SMALL = [(1, 1), (1, 40), (40, 1), (26, 28), (257, 27), (499, 1), (1, 150), (32, 32), (1093, 5)]
