@@ -10,18 +10,18 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's, which would let the last of two equal keys win without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: dict[object, int] = {}
+        seen: dict[Hashable, int] = {}
         for key_node, _ in node.value:
             # why: what a merge (`<<`) brings along may be said again, that is what it is for
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node, deep=True)
             line = key_node.start_mark.line + 1
-            first = seen.setdefault(key, line) if isinstance(key, Hashable) else line
-            if first != line:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} of line {first} stands again in line {line}; keep one", None
-                )
+            if isinstance(key, Hashable):
+                if key in seen:
+                    text = f"the key {key!r} of line {seen[key]} stands again in line {line}; keep one"
+                    raise yaml.constructor.ConstructorError(None, None, text, None)
+                seen[key] = line
         return super().construct_mapping(node, deep)
 
 

@@ -320,6 +320,8 @@ cameras:
 def test_a_key_twice_is_one_too_many(write) -> None:
     (problem,) = problems(write, "cameras:\n  gate: {source: a.mp4}\n  gate: {source: b.mp4}\n")
     assert "the key 'gate' of line 2 stands again in line 3" in problem
+    (problem,) = problems(write, "cameras: {gate: {source: a.mp4, source: b.mp4}}\n")
+    assert "the key 'source' of line 1 stands again in line 1" in problem
     merged = "x: &usual {source: a.mp4, fps: 2}\ncameras: {gate: {<<: *usual, fps: 3}}\n"
     (problem,) = problems(write, merged)
     assert problem.startswith("x: unknown key")
