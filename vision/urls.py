@@ -143,8 +143,9 @@ def redact(text: str) -> str:
     """
     if "://" not in text:
         return text
-    for form in sorted(_known, key=len, reverse=True):
-        text = text.replace(form, _known[form])
+    # why: taken at once, as another thread may come to know addresses, and forget the oldest
+    for form, shown in sorted(_known.items(), key=lambda known: -len(known[0])):
+        text = text.replace(form, shown)
     pieces, at = [], 0
     while begin := _BEGIN.search(text, at):
         pieces.append(text[at : begin.start()])

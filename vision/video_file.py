@@ -253,7 +253,7 @@ def upright(picture: VideoFrame, stream: VideoStream, source: object = "the vide
         return apply_display_matrix(image, bytes(matrix))
     # why: old writers have only this tag; readers of today make a matrix of it, so it counts only without one
     tag = stream.metadata.get("rotate", "")
-    return rotate_clockwise(image, float(tag)) if tag.lstrip("-").isdigit() else image
+    return rotate_clockwise(image, float(tag)) if tag.removeprefix("-").isdecimal() else image
 
 
 def _bgr8(picture: VideoFrame) -> Image | None:

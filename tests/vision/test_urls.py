@@ -138,6 +138,20 @@ def test_addresses_with_blanks_in_a_text(text, shown):
     assert redact(text) == shown
 
 
+def test_addresses_may_become_known_while_a_text_is_cut():
+    """As by another thread, and more than are remembered."""
+
+    class Text(str):
+        def replace(self, *arguments):
+            for number in range(1001):
+                know_address(f"rtsp://eve:pw{number}@10.1.0.5/live")
+            return str.replace(self, *arguments)
+
+    know_address("rtsp://john:pw one@10.0.0.5/live")
+    know_address("rtsp://john:pw two@10.0.0.5/live")
+    assert redact(Text("no rtsp://john:pw one@10.0.0.5/live")) == "no rtsp://10.0.0.5/…"
+
+
 @pytest.mark.parametrize("unfinished", ["rtsp://", "rtsp://10.0.0", "http://"])
 def test_an_address_without_anything_to_hide_leaves_longer_ones_alone(unfinished):
     """Somebody may have set up a camera so; it is refused, and every other address begins like it."""

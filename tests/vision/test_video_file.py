@@ -118,6 +118,24 @@ def test_pictures_with_exif_in_a_video_are_upright_exactly_once(
 
 
 @pytest.mark.parametrize(
+    ("tag", "place"),
+    [
+        ("90", "upper right"),
+        ("-90", "lower left"),
+        ("²", "upper left"),
+        ("--5", "upper left"),
+        ("", "upper left"),
+    ],
+)
+def test_a_turn_that_only_a_tag_asks_for(tmp_path: Path, tag: str, place: str) -> None:
+    path = write_video(tmp_path / "v.mkv", [corner(64, 48)])
+    with av.open(str(path)) as container:
+        stream = container.streams.video[0]
+        stream.metadata["rotate"] = tag
+        assert light_quarter(upright(next(container.decode(stream)), stream)) == place
+
+
+@pytest.mark.parametrize(
     ("width", "height"), [(853, 480), (640, 368), (3632, 1080), (270, 480), (101, 77), (3840, 2160)]
 )
 def test_any_size(tmp_path: Path, width: int, height: int) -> None:
