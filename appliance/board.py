@@ -13,6 +13,7 @@ import msgspec
 import redis
 
 from appliance.jobs import CameraStatus, asked_key, frame_key, status_key, watched_key
+from appliance.logs import Complaints
 from appliance.rivals import Rivals
 from queues import QueueConfig, connect, connect_async
 
@@ -24,6 +25,7 @@ ASKED_TTL_S = 30
 MAX_ASKED = 5
 WATCHED_TTL_S = 5
 OUTAGE_PAUSE_S = 1.0
+COMPLAIN_EVERY_S = 10.0
 COMMANDS = ("set", "get", "del", "mget", "exists", "expire", "pttl", "lpop", "rpush", "lrem", "multi", "exec")
 """What a user of the server needs for the board, besides its keys, which all begin with `KEYS`."""
 KEYS = "appliance:"
@@ -61,6 +63,7 @@ class BoardWriter:
         self._clock = clock
         self._quiet_until = 0.0
         self._rivals = Rivals(clock)
+        self._complaints = Complaints(logger, COMPLAIN_EVERY_S, clock)
 
     def write_frame(self, camera: str, jpeg: bytes) -> None:
         """Shows `jpeg` as the camera's newest frame for 30 s."""
@@ -112,7 +115,7 @@ class BoardWriter:
 
     def _pause(self, error: Exception) -> None:
         self._quiet_until = self._clock() + OUTAGE_PAUSE_S
-        logger.warning("camera frames and status are not shown: %s", type(error).__name__)
+        self._complaints.tell("outage", "camera frames and status are not shown: %s", type(error).__name__)
 
     def _set(self, key: str, value: bytes, ttl_s: int, *, get: bool = False) -> Any:
         """With `get`, what was there before."""

@@ -8,7 +8,7 @@ among the dead letters.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from PIL import Image
@@ -121,7 +121,7 @@ class Describer:
         max_tokens: int,
         has_context: bool = False,
         ladder: Ladder | None = None,
-        on_settled: Callable[[Description, bytes], object] = lambda description, jpeg: None,
+        on_settled: Callable[[Description, bytes], Awaitable[object]],
     ) -> None:
         self._books = DescribeBooks()
         self._ladder = ladder or Ladder(LadderConfig(until="full"), max_tokens=max_tokens, max_age_s=60.0)
@@ -221,7 +221,7 @@ class Describer:
         if await self._withdraw(delivery):
             return None
         # why: whoever follows the results must not be told before this listener, who also gets the picture.
-        self._on_settled(description, _snapshot(job))
+        await self._on_settled(description, _snapshot(job))
         outcome = "failed" if description.error is not None else "described"
         is_first = await self._consumer.finish(delivery, encode_description(description))
         self._books.settle(outcome if is_first else "duplicate")
@@ -256,7 +256,7 @@ class Describer:
         # why: first, as in `_answer`; the queue tells of dead letters too.
         if delivery.times_delivered >= self._consumer.config.max_deliveries:
             description = Description.of(job, prompt=job.prompt, described_at=time.time(), error=error)
-            self._on_settled(description, _snapshot(job))
+            await self._on_settled(description, _snapshot(job))
         is_retried = await self._consumer.fail(delivery, error)
         self._books.settle("retried" if is_retried else "dead")
 

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from appliance.event_schema import (
     why_not_written,
 )
 from appliance.jobs import Description, EventChange
+from appliance.logs import Complaints
 from appliance.outputs.outbox import Kind, Outbox
 from appliance.retention import Retention, SteadyClock, forget_old, forget_too_much
 
@@ -86,7 +87,10 @@ class EventStore:
     """Keeps events and their JPEGs as long as `retention` says; every method is thread-safe.
 
     `path` None keeps them in memory. What `add` has returned for survives the process, however it ends.
-    Raises `EventStoreError` when the file is not such a store. `outbox` holds what is owed to outputs.
+    `outbox` holds what is owed to outputs.
+
+    Raises:
+        EventStoreError: The file is not such a store, or, by any method, cannot be read or written.
     """
 
     def __init__(self, path: Path | None = None, retention: Retention | None = None) -> None:
@@ -94,7 +98,9 @@ class EventStore:
         self._lock = threading.Lock()
         self._followers: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._database = open_database(path)
-        self._problem, self._failed_at, self._complain_at = "", float("-inf"), float("-inf")
+        self._problem, self._failed_at = "", float("-inf")
+        # why: whoever uses it tries again and again, for as long as that lasts.
+        self._complaints = Complaints(logger, COMPLAIN_EVERY_S, level=logging.ERROR)
         self.outbox = Outbox(self._database, self._lock)
         seen = self.mark(_CLOCK)
         self._clock = SteadyClock(None if seen is None else float(seen), DAY_S)
@@ -148,34 +154,21 @@ class EventStore:
         return self._put("failed", event_id, join, None, is_news=is_news)
 
     def open_events(self) -> dict[str, str]:
-        """The camera of each event that has not ended, by id; some of them where there are very many.
-
-        Raises:
-            EventStoreError: The file cannot be read.
-        """
+        """The camera of each event that has not ended, by id; some of them where there are very many."""
         query = "SELECT id, camera FROM events WHERE is_open ORDER BY seq LIMIT ?"
-        with self._using("events cannot be read"):
-            return dict(self._database.execute(query, (_MOST_OPEN,)).fetchall())
+        return dict(self._rows(query, (_MOST_OPEN,)))
 
     def end(self, event_id: str) -> bool:
-        """End an event of whose course nothing more is known; False when it has ended, or is not here.
-
-        Raises:
-            EventStoreError: The file cannot be read or written.
-        """
+        """End an event of whose course nothing more is known; False when it has ended, or is not here."""
         return self._put("end", event_id, lambda body: body and event_bodies.ended(body), None, is_news=None)
 
     def give_up_lost(self, before: float, error: str) -> int:
         """Say so of the events that have waited since before that time (unix seconds); how many.
 
         Both their capture and their arrival here count, since the camera's clock may be another one.
-
-        Raises:
-            EventStoreError: The file cannot be read or written.
         """
         query = "SELECT id FROM events WHERE is_pending AND captured_at < ? AND stored_at < ? LIMIT ?"
-        with self._using("events cannot be read"):
-            rows = self._database.execute(query, (before, before, _MOST_LOST)).fetchall()
+        rows = self._rows(query, (before, before, _MOST_LOST))
         return sum(self.give_up(event_id, error, time.time()) for (event_id,) in rows)
 
     @property
@@ -196,19 +189,13 @@ class EventStore:
                 yield
         except sqlite3.Error as error:
             self._problem, self._failed_at = f"{what}: {why_not_written(error)}", time.monotonic()
-            if self._failed_at >= self._complain_at:
-                # why: whoever uses it tries again and again, for as long as that lasts.
-                self._complain_at = self._failed_at + COMPLAIN_EVERY_S
-                logger.error("%s", self._problem)
+            self._complaints.tell("file", "%s", self._problem)
             raise EventStoreError(self._problem) from error
 
     def sweep(self) -> None:
         """Let go of what is too much or too old; for the start, and every hour or so.
 
         invariant: nothing is too old by a clock that has jumped within the last day, as far as is known.
-
-        Raises:
-            EventStoreError: The file cannot be written.
         """
         is_steady, days = self._clock.look(), self._retention.days
         before = time.time() - DAY_S * days if days is not None and is_steady else 0.0
@@ -297,26 +284,20 @@ class EventStore:
     def snapshot(self, event_id: str) -> bytes | None:
         """The JPEG that was stored with an event, or None when there is (no longer) one."""
         query = "SELECT jpeg FROM snapshots JOIN events USING (seq) WHERE id = ?"
-        with self._lock:
-            row = self._database.execute(query, (event_id,)).fetchone()
-        return None if row is None else bytes(row[0])
+        return next((bytes(jpeg) for (jpeg,) in self._rows(query, (event_id,))), None)
 
     def last_seq(self) -> int:
         """The `seq` of the newest event ever stored, or where a store without any starts to count."""
-        with self._lock:
-            (seq,) = self._database.execute(
-                "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
-            ).fetchone()
+        ((seq,),) = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'events'")
         return int(seq)
 
     def mark(self, name: str) -> str | None:
         """What `set_mark` has kept under this name."""
-        with self._lock:
-            row = self._database.execute("SELECT value FROM marks WHERE name = ?", (name,)).fetchone()
-        return None if row is None else str(row[0])
+        rows = self._rows("SELECT value FROM marks WHERE name = ?", (name,))
+        return next((str(value) for (value,) in rows), None)
 
     def set_mark(self, name: str, value: str) -> None:
-        """Keep how far something was read; the newest marks are kept. Raises `EventStoreError`."""
+        """Keep how far something was read; the newest marks are kept."""
         oldest = "SELECT rowid FROM marks ORDER BY rowid DESC LIMIT -1 OFFSET ?"
         with self._writing(f"{name} cannot be stored"):
             self._database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, value))
@@ -350,11 +331,12 @@ class EventStore:
             self._database.close()
 
     def _select(self, condition: str, values: dict[str, Any]) -> list[StoredEvent]:
-        with self._lock:
-            rows = self._database.execute(
-                f"SELECT {_COLUMNS} FROM events WHERE {condition}", values
-            ).fetchall()
+        rows = self._rows(f"SELECT {_COLUMNS} FROM events WHERE {condition}", values)
         return [StoredEvent(*row) for row in rows]
+
+    def _rows(self, query: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
+        with self._using("events cannot be read"):
+            return self._database.execute(query, values).fetchall()
 
 
 def _read(database: sqlite3.Connection, event_id: str) -> _Known | None:

@@ -212,7 +212,7 @@ class Replay:
                 last_id = result.entry_id
                 self._settle(decode_description(result.body))
 
-    def _settle_dead(self, description: Description, jpeg: bytes) -> None:
+    async def _settle_dead(self, description: Description, jpeg: bytes) -> None:
         # why: dead letters never reach the stream of results; everything else is read from there.
         if description.error is not None:
             self._settle(description)

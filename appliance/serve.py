@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -179,7 +180,7 @@ class _Service:
         raise StoppedError
 
     async def _hear_last_words(self) -> None:
-        with suppress(TimeoutError, QueueError, EventStoreError):
+        with suppress(TimeoutError, QueueError, EventStoreError, sqlite3.Error):
             async with asyncio.timeout(LAST_WORDS_S):
                 while not await self._is_all_told():
                     await asyncio.sleep(POLL_S)
@@ -188,6 +189,10 @@ class _Service:
         for follower in self._followers.values():
             if not await follower.is_through():
                 return False
+        return await asyncio.to_thread(self._is_all_tried)
+
+    def _is_all_tried(self) -> bool:
+        """Whether no event of the cameras goes on, and outputs were shown all that they are owed."""
         if not set(self.cameras.names).isdisjoint(self._events.open_events().values()):
             return False
         due = [self._events.outbox.next_due(output) for output in self._settings.outputs.by_name]
@@ -300,11 +305,15 @@ def _open_outputs(settings: Settings, events: EventStore, num_failures: Counter[
         return Outputs(settings.outputs, events, tuple(settings.cameras), num_failures)
     except ValueError as error:
         raise SettingsError(str(error)) from None
+    except sqlite3.Error as error:
+        raise SettingsError(f"events.path: {settings.events.path}: cannot be used now: {error}") from None
 
 
-def _keep(events: EventStore, num_failures: Counter[str], description: Description, jpeg: bytes) -> None:
+async def _keep(
+    events: EventStore, num_failures: Counter[str], description: Description, jpeg: bytes
+) -> None:
     try:
-        events.add(description, jpeg)
+        await asyncio.to_thread(events.add, description, jpeg)
     except EventStoreError as error:
         # why: the answer goes on to the results, from where it is stored as soon as that is possible.
         num_failures["pictures that were not stored"] += bool(jpeg)

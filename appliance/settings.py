@@ -1,7 +1,7 @@
 """Settings: a YAML file, over it the environment (`APPLIANCE_…`, nested by `__`), over both the command line.
 
 Each library owns its part as a frozen dataclass; this module nests them. An unknown key and a value that
-cannot be are `SettingsError`s that name the path in the file and what is allowed. Nothing heavy is imported.
+cannot be are `SettingsError`s that name the path in the file and what is allowed. No torch is imported.
 """
 
 import dataclasses
@@ -99,6 +99,7 @@ class ServerSettings(SettingsPart):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_key: SecretStr | None = None
+    metrics_per_camera: bool = False
 
     @property
     def url(self) -> str:
@@ -108,10 +109,8 @@ class ServerSettings(SettingsPart):
 
     @property
     def key(self) -> str | None:
-        """The API key in clear, None when there is none."""
+        """The API key in clear, None when there is none; an empty one counts as none."""
         return (self.api_key.get_secret_value() or None) if self.api_key else None
-
-    metrics_per_camera: bool = False
 
 
 class Settings(BaseSettings):

@@ -21,7 +21,7 @@ class UnsafeBindingError(ValueError):
 
 def check_binding(settings: ServerSettings) -> None:
     """Raises `UnsafeBindingError` when `settings` open the API to a network without an API key."""
-    if not is_loopback(settings.host) and not api_key(settings):
+    if not is_loopback(settings.host) and not settings.key:
         raise UnsafeBindingError(
             f"server.host is {settings.host!r}, which other machines can reach: set server.api_key "
             "(or APPLIANCE_SERVER__API_KEY), or listen on 127.0.0.1"
@@ -39,11 +39,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def api_key(settings: ServerSettings) -> str | None:
-    """The key in clear, or None; an empty one counts as none."""
-    return (settings.api_key.get_secret_value() or None) if settings.api_key else None
-
-
 class AccessGuard:
     """ASGI middleware that lets requests through or answers 401 or 403.
 
@@ -52,7 +47,7 @@ class AccessGuard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app = app
-        self._key = api_key(settings)
+        self._key = settings.key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard one request (ASGI)."""
@@ -70,7 +65,8 @@ class AccessGuard:
     @staticmethod
     def _wrong_key(headers: Headers, key: str) -> ApiError | None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), key.encode()):
+        # why: the bytes as they were sent, which headers are read from as Latin-1
+        if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
             return None
         return ApiError(
             HTTPStatus.UNAUTHORIZED,

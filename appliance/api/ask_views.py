@@ -7,7 +7,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import Request
 
-from appliance.api.errors import ApiError, clipped, not_found, unavailable
+from appliance.api.errors import ApiError, unavailable, unknown_camera
 from appliance.api.services import services_of
 from appliance.board import MAX_ASKED, AskedTooOftenError
 
@@ -45,8 +45,7 @@ async def describe_camera(request: Request, name: str) -> Response:
 
 def _check_running(name: str, states: dict[str, str]) -> None:
     if name not in states:
-        known = ", ".join(sorted(states)) or "none"
-        raise not_found(f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found")
+        raise unknown_camera(name, states)
     if states[name] in _COMES_BACK:
         raise unavailable(f"the camera '{name}' is {states[name]}: try again", code="camera_not_ready")
     if states[name] != "running":

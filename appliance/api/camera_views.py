@@ -10,9 +10,9 @@ from starlette.requests import Request
 
 from appliance.api.bodies import read_body
 from appliance.api.camera_bodies import camera_body
-from appliance.api.errors import ApiError, bad_request, clipped, not_found
+from appliance.api.errors import ApiError, bad_request, not_found, unknown_camera
 from appliance.api.services import CameraChanges, Services, services_of
-from appliance.camera_control import CameraRefused
+from appliance.camera_control import CameraExists, CameraRefused
 
 router = APIRouter()
 
@@ -34,12 +34,10 @@ async def add_camera(request: Request) -> Response:
     name = keys.pop("name", None)
     if not isinstance(name, str):
         raise bad_request("name: has to be the name of the new camera", param="name")
-    if name in changes.names:
-        raise ApiError(
-            HTTPStatus.CONFLICT, f"there is a camera {name!r} already", param="name", code="exists"
-        )
     try:
         await changes.add(name, keys)
+    except CameraExists as error:
+        raise ApiError(HTTPStatus.CONFLICT, str(error), param=error.field, code="exists") from None
     except CameraRefused as error:
         raise _refused(error) from None
     return JSONResponse(await _camera(services, name), HTTPStatus.CREATED)
@@ -58,7 +56,7 @@ async def change_camera(request: Request, name: str) -> dict[str, Any]:
     except CameraRefused as error:
         raise _refused(error) from None
     except KeyError:
-        raise _unknown(changes, name) from None
+        raise unknown_camera(name, changes.names) from None
     return await _camera(services, name)
 
 
@@ -69,7 +67,7 @@ async def remove_camera(request: Request, name: str) -> dict[str, Any]:
     try:
         await changes.remove(name)
     except KeyError:
-        raise _unknown(changes, name) from None
+        raise unknown_camera(name, changes.names) from None
     return {"name": name, "object": "camera", "deleted": True}
 
 
@@ -94,8 +92,7 @@ async def _keys(request: Request, services: Services) -> dict[str, Any]:
 async def _camera(services: Services, name: str) -> dict[str, Any]:
     statuses = {status.name: status for status in await services.cameras.statuses()}
     if name not in statuses:
-        known = ", ".join(sorted(statuses)) or "none"
-        raise not_found(f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found")
+        raise unknown_camera(name, statuses)
     return camera_body(statuses[name], services, has_settings=True)
 
 
@@ -109,11 +106,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number")
-
-
-def _unknown(changes: CameraChanges, name: str) -> ApiError:
-    known = ", ".join(sorted(changes.names)) or "none"
-    return not_found(f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found")
 
 
 def _refused(error: CameraRefused) -> ApiError:

@@ -1,7 +1,7 @@
 """Every error leaves the API in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from appliance.api.streams import ClientGoneError
+from appliance.events import EventStoreError
 from queues.errors import QueueError
 from vlm_engine import EngineBusy, EngineError, ImageRejected, PromptTooLong, RequestError
 
@@ -75,6 +76,12 @@ def not_found(message: str, *, code: str | None = None) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, message, code=code)
 
 
+def unknown_camera(name: str, known: Iterable[str]) -> ApiError:
+    """A 404 for a camera that is none of those that are `known`."""
+    text = f"there is no camera '{clipped(name)}'; cameras: {', '.join(sorted(known)) or 'none'}"
+    return not_found(text, code="camera_not_found")
+
+
 def unavailable(message: str, *, code: str, retry_after_s: int = 1) -> ApiError:
     """A 503: the same request may succeed after `retry_after_s`."""
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code=code, retry_after_s=retry_after_s)
@@ -86,7 +93,7 @@ def invalid_body(error: ValidationError) -> ApiError:
 
 
 def engine_error(error: EngineError) -> ApiError:
-    """The engine's refusals as 400, its end as 503, anything else as 500."""
+    """The engine's refusals as 400, anything else as 503: the same request may succeed later."""
     if isinstance(error, RequestError):
         codes = {PromptTooLong: "context_length_exceeded", ImageRejected: "invalid_image"}
         return bad_request(str(error), param=error.field, code=codes.get(type(error)))
@@ -115,6 +122,9 @@ def install(app: FastAPI) -> None:
         logger.warning("the queue does not answer: %s", error)
         return unavailable("the queue does not answer", code="queue_unavailable").response()
 
+    async def from_events(_: Request, error: EventStoreError) -> Response:
+        return unavailable(str(error), code="events_unavailable").response()
+
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
@@ -128,6 +138,7 @@ def install(app: FastAPI) -> None:
         RequestValidationError: validation_error,
         EngineError: from_engine,
         QueueError: from_queue,
+        EventStoreError: from_events,
         ClientGoneError: gone,
         ClientDisconnect: gone,
         Exception: unexpected,

@@ -41,7 +41,9 @@ async def get_metrics(request: Request) -> Response:
 
 
 async def _families(services: Services) -> list[Metric]:
-    queue, cameras = await asyncio.gather(services.queue_now(), services.cameras_now())
+    queue, cameras, outputs = await asyncio.gather(
+        services.queue_now(), services.cameras_now(), services.outputs_now()
+    )
     stats = services.engine_stats()
     families: list[Metric] = []
     if stats is not None:
@@ -53,7 +55,8 @@ async def _families(services: Services) -> list[Metric]:
         families += camera_families(cameras, services.camera_totals, per_camera=services.metrics_per_camera)
     if services.describe_stats is not None:
         families += describe_families(services.describe_stats(), per_camera=services.metrics_per_camera)
-    families += output_families(await asyncio.to_thread(services.events.outbox.statuses))
+    if outputs is not None:
+        families += output_families(outputs)
     families.append(
         counters("failures", "Times that work failed and began again", "work", services.num_failures)
     )

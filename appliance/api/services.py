@@ -12,7 +12,7 @@ import anyio
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 
-from appliance.api.errors import ApiError, clipped, not_found, unavailable
+from appliance.api.errors import ApiError, clipped, not_found, unavailable, unknown_camera
 from appliance.api.room import ByteRoom, Room
 from appliance.board import ShownFrame
 from appliance.clips import VideoLimits
@@ -20,6 +20,7 @@ from appliance.describe_books import DescribeStats
 from appliance.events import EventStore
 from appliance.images import ImageLimits
 from appliance.jobs import CameraStatus
+from appliance.logs import Complaints
 from appliance.metrics import CameraTotals
 from appliance.model_names import shown_model_name
 from appliance.outputs.outbox import OutputStatus
@@ -167,7 +168,7 @@ class Services:
         self.is_closing = False
         self._end_of_chats: asyncio.Future[Exception] | None = None
         self.problems: dict[str, str] = {}
-        self._complain_at: dict[str, float] = {}
+        self._complaints = Complaints(logger, _COMPLAIN_EVERY_S)
         self._decode_slots = anyio.CapacityLimiter(limits.max_decodes)
 
     def check_model(self, name: str) -> None:
@@ -216,10 +217,7 @@ class Services:
         frame = await self.cameras.frame(name)
         statuses = {status.name: status for status in await self.cameras.statuses()}
         if name not in statuses:
-            known = ", ".join(sorted(statuses)) or "none"
-            raise not_found(
-                f"there is no camera '{clipped(name)}'; cameras: {known}", code="camera_not_found"
-            )
+            raise unknown_camera(name, statuses)
         return statuses[name], frame
 
     def engine_stats(self) -> EngineStats | None:
@@ -247,11 +245,8 @@ class Services:
             return await asyncio.wait_for(answer, _STATUS_TIMEOUT_S)
         except Exception as error:
             self.problems[what] = str(error) if isinstance(error, QueueError) else "does not answer"
-            now = time.monotonic()
             # why: whoever watches asks again and again, and the log has other things to tell.
-            if now >= self._complain_at.get(what, 0.0):
-                self._complain_at[what] = now + _COMPLAIN_EVERY_S
-                logger.warning("the state of the %s is unknown: %r", what, error)
+            self._complaints.tell(what, "the state of the %s is unknown: %r", what, error)
             return None
 
     @property

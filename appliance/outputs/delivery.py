@@ -12,6 +12,7 @@ from traceback import extract_tb
 from typing import Protocol
 
 from appliance.event_schema import why_not_written
+from appliance.logs import Complaints
 from appliance.outputs.outbox import Message, Outbox
 from appliance.retention import SteadyClock
 
@@ -74,7 +75,7 @@ class Delivery:
         self._num_outages = 0
         self._num_refused = 0
         self._confirmed: int | None = None
-        self._complain_at = 0.0
+        self._complaints = Complaints(logger, COMPLAIN_EVERY_S)
         self._clock = SteadyClock(time.time(), min(output.give_up_after_s, STEADY_AFTER_S))
 
     async def run(self) -> None:
@@ -83,8 +84,8 @@ class Delivery:
             try:
                 await self._send_all()
             except sqlite3.Error as error:
-                reason = why_not_written(error)
-                self._complain(f"cannot use the event file: {reason}")
+                text = "output=%s cannot use the event file: %s"
+                self._complaints.tell("file", text, self._output.name, why_not_written(error))
                 await asyncio.sleep(LOOK_AGAIN_S)
 
     async def _send_all(self) -> None:
@@ -168,9 +169,7 @@ class Delivery:
 
     def _complain(self, text: str) -> None:
         # why: a receiver may refuse thousands, and `appliance outputs` tells of each
-        if time.monotonic() >= self._complain_at:
-            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
-            logger.warning("output=%s %s", self._output.name, text)
+        self._complaints.tell("refusals", "output=%s %s", self._output.name, text)
 
 
 def pause_after(num_failures: int, longest_s: float | None = None) -> float:

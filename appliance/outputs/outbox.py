@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from appliance.event_schema import sizes, transaction
+from appliance.logs import Complaints
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +74,18 @@ class OutputStatus:
 
 
 class Outbox:
-    """The table `outbox` of a database that `lock` guards; every method but `put` takes the lock."""
+    """The table `outbox` of a database that `lock` guards; every method but `put` takes the lock.
+
+    Raises:
+        sqlite3.Error: By any method: the file cannot be used now.
+    """
 
     def __init__(self, database: sqlite3.Connection, lock: threading.Lock) -> None:
         self._database, self._lock = database, lock
         self._wanted: dict[str, Wanted] = {}
         self._num_sent: dict[str, int] = {}
         self._num_overflowed: dict[str, int] = {}
-        self._complain_at: dict[str, float] = {}
+        self._complaints = Complaints(logger, COMPLAIN_EVERY_S)
 
     def connect(self, outputs: Mapping[str, Wanted]) -> None:
         """From now on fill these outputs; what is owed to others that are gone becomes dead letters."""
@@ -186,7 +191,10 @@ class Outbox:
         return OutputStatus(num_waiting, num_dead, age_s, *counts)
 
     def _bound(self, output: str) -> None:
-        """Give up the oldest that wait and forget the oldest dead letters, as long as they are too many."""
+        """Give up the oldest that wait and forget the oldest dead letters, as long as they are too many.
+
+        why: it is told seldom, as it happens with every new event while a receiver is away.
+        """
         first = "SELECT id FROM outbox WHERE output = ? AND is_dead = ? ORDER BY id LIMIT ?"
         give_up = f"UPDATE outbox SET is_dead = 1, error = ? WHERE id IN ({first})"
         error = f"overflow: more than {MAX_WAITING} messages or {MAX_WAITING_BYTES} bytes waited"
@@ -198,20 +206,16 @@ class Outbox:
             num_forgotten += self._database.execute(forget, (output, True, excess)).rowcount
         if num_given_up:
             self._num_overflowed[output] = self._num_overflowed.get(output, 0) + num_given_up
-            self._complain(f"output={output} the oldest of its messages are dead letters: {error}")
+            text = "output=%s the oldest of its messages are dead letters: %s"
+            self._complaints.tell(f"given up: {output}", text, output, error)
         if num_forgotten:
-            self._complain(f"output={output} the oldest of its dead letters are gone: there are too many")
+            text = "output=%s the oldest of its dead letters are gone: there are too many"
+            self._complaints.tell(f"forgotten: {output}", text, output)
 
     def _excess(self, output: str, most: int, most_bytes: int, *, is_dead: bool) -> int:
         """How many are certainly too many."""
         number, num_bytes = sizes(self._database, f"to {output}", is_dead=is_dead)
         return max(number - most, int(num_bytes > most_bytes and number > 1))
-
-    def _complain(self, text: str) -> None:
-        # why: it happens with every new event while a receiver is away
-        if time.monotonic() >= self._complain_at.get(text, 0.0):
-            self._complain_at[text] = time.monotonic() + COMPLAIN_EVERY_S
-            logger.warning("%s", text)
 
     def _select(self, where: str, *values: Any) -> list[Message]:
         with self._lock:

@@ -4,8 +4,11 @@ import asyncio
 import io
 import itertools
 import json
+import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +17,12 @@ from PIL import Image
 
 from appliance import describer
 from appliance.describer import Describer, VisionLanguageModel
+from appliance.events import EventStore
 from appliance.jobs import DescribeJob, Description, Quality, decode_description, encode_job
 from appliance.ladder import Rung
+from appliance.serve import _keep
 from queues import Delivery, EmbeddedServer, Job, JobConsumer, JobProducer, QueueConfig, ResultReader
+from tests.appliance.descriptions import description
 from vlm_engine import (
     AsyncEngine,
     EngineConfig,
@@ -125,6 +131,10 @@ async def describe(
     return (await describe_and_count(server, queue, model, jobs, concurrency))[0]
 
 
+async def nothing(description: Description, jpeg: bytes) -> None:
+    """Keeps no answer."""
+
+
 async def describe_and_count(
     server: EmbeddedServer,
     queue: QueueConfig,
@@ -134,6 +144,10 @@ async def describe_and_count(
 ) -> tuple[dict[str, Description], dict[str, int]]:
     """The same with the describer's own counts, zeros left out."""
     settled: dict[str, Description] = {}
+
+    async def settle(description: Description, jpeg: bytes) -> None:
+        settled.setdefault(description.job_id, description)
+
     with JobProducer(server.url, queue) as producer:
         for each in jobs:
             producer.put(each)
@@ -143,7 +157,7 @@ async def describe_and_count(
             model,
             concurrency=concurrency,
             max_tokens=8,
-            on_settled=lambda description, jpeg: settled.setdefault(description.job_id, description),
+            on_settled=settle,
         )
         task = asyncio.create_task(dispatcher.run())
         deadline = time.monotonic() + WAIT_S
@@ -302,6 +316,9 @@ async def test_what_a_camera_withdraws_while_it_is_described_is_told_nobody(serv
     settled = []
     last_try = replace(queue, max_deliveries=1)
 
+    async def settle(*one: object) -> None:
+        settled.append(one)
+
     class Masked(Scripted):
         async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent]:
             producer.permit("front", "masked")
@@ -316,7 +333,7 @@ async def test_what_a_camera_withdraws_while_it_is_described_is_told_nobody(serv
                 Masked([answer]),
                 concurrency=1,
                 max_tokens=8,
-                on_settled=lambda *one: settled.append(one),
+                on_settled=settle,
             )
             task = asyncio.create_task(dispatcher.run())
             async with asyncio.timeout(WAIT_S):
@@ -327,6 +344,19 @@ async def test_what_a_camera_withdraws_while_it_is_described_is_told_nobody(serv
 
     assert (settled, status.dropped, status.num_done, status.dead) == ([], {"withdrawn": 1}, 0, 0)
     assert dispatcher.stats().outcomes["withdrawn"] == 1
+
+
+async def test_others_go_on_while_an_answer_is_stored(tmp_path):
+    """Another process may hold the event file for seconds."""
+    path = tmp_path / "events.sqlite3"
+    with closing(EventStore(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        task = asyncio.create_task(_keep(store, Counter(), description("a"), b"jpeg"))
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        other.execute("COMMIT")
+        await task
+        assert store.snapshot("a") == b"jpeg"
 
 
 async def test_a_broken_picture_is_an_error_of_its_own(server, queue):
@@ -345,7 +375,8 @@ async def test_a_body_that_is_no_job_goes_to_the_dead_letters(server, queue):
     with JobProducer(server.url, queue) as producer:
         producer.put(Job("junk", "front", b"junk", time.time()))
     async with JobConsumer(server.url, queue) as consumer:
-        task = asyncio.create_task(Describer(consumer, Scripted([]), concurrency=1, max_tokens=8).run())
+        dispatcher = Describer(consumer, Scripted([]), concurrency=1, max_tokens=8, on_settled=nothing)
+        task = asyncio.create_task(dispatcher.run())
         deadline = time.monotonic() + WAIT_S
         while not (await consumer.status()).dead and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -382,7 +413,8 @@ async def test_what_is_in_hand_at_the_end_goes_back_to_the_queue(server, queue):
     with JobProducer(server.url, queue) as producer:
         producer.put(job("a"))
     async with JobConsumer(server.url, queue) as consumer:
-        task = asyncio.create_task(Describer(consumer, model, concurrency=1, max_tokens=8).run())
+        dispatcher = Describer(consumer, model, concurrency=1, max_tokens=8, on_settled=nothing)
+        task = asyncio.create_task(dispatcher.run())
         while not model.num_running:
             await asyncio.sleep(0.01)
         task.cancel()

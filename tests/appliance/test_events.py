@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -245,6 +245,28 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(EventStoreError, match="version 99"):
         EventStore(path)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.newest(EVERYTHING, 1),
+        lambda store: store.latest(EVERYTHING, 1),
+        lambda store: store.after(0, EVERYTHING, 1),
+        lambda store: store.find("a"),
+        lambda store: store.snapshot("a"),
+        lambda store: store.last_seq(),
+        lambda store: store.mark("a"),
+        lambda store: store.open_events(),
+    ],
+)
+def test_a_file_that_cannot_be_read_any_more_is_an_error_of_the_store(
+    store: EventStore, read: Callable[[EventStore], object]
+) -> None:
+    read(store)
+    store.close()
+    with pytest.raises(EventStoreError, match="events cannot be read"):
+        read(store)
 
 
 async def test_followers_hear_of_events_from_any_thread(store: EventStore) -> None:

@@ -123,9 +123,12 @@ class Described:
             concurrency=1,
             max_tokens=8,
             ladder=ladder,
-            on_settled=lambda description, jpeg: self.descriptions.append(description),
+            on_settled=self._settle,
         )
         self._task = asyncio.create_task(self.describer.run())
+
+    async def _settle(self, description: Description, jpeg: bytes) -> None:
+        self.descriptions.append(description)
 
     async def until(self, condition: object, timeout_s: float = 120.0) -> None:
         assert callable(condition)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from appliance.camera import Camera
 from appliance.cli import app
-from appliance.logs import RedactingFormatter
+from appliance.logs import Complaints, RedactingFormatter
 from appliance.settings import load_settings
 
 URL = "rtsp://john.doe:p@s/w?o#r:d@10.0.0.5:554/live/key"
@@ -47,3 +47,12 @@ def test_an_address_of_the_settings_is_shown_nowhere(password, tmp_path):
         assert "rtsp://10.0.0.5/…" in text
         assert not [part for part in ("john", "secret", "word", "http:", "key", "sesame") if part in text]
     assert logged == "no rtsp://10.0.0.5/…: 'rtsp://10.0.0.5/…' refused"
+
+
+def test_the_same_is_not_warned_of_again_and_again(caplog):
+    now_s = 0.0
+    complaints = Complaints(logging.getLogger("test"), 10.0, lambda: now_s)
+    for now_s in (0.0, 1.0, 9.0, 10.0, 19.0):  # noqa: B007
+        complaints.tell("disk", "the disk is %s", "full")
+        complaints.tell("net", "no net")
+    assert caplog.messages == ["the disk is full", "no net"] * 2

@@ -55,6 +55,16 @@ def test_with_the_key(locked: Running) -> None:
         client.models.list()
 
 
+def test_a_key_may_have_any_letters(servers: Servers) -> None:
+    running = servers.start(api_key="schlüssel")
+    try:
+        for key, status in (("schlüssel", 200), ("schlussel", 401)):
+            headers = {"Authorization": f"Bearer {key}".encode()}
+            assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == status
+    finally:
+        servers.stop(running)
+
+
 def test_what_is_open_tells_no_details(locked: Running) -> None:
     """A load balancer may ask for health, a browser gets the page that asks for the key."""
     health = httpx.get(f"{locked.url}/health")

@@ -308,3 +308,11 @@ def test_a_server_with_an_open_stream_stops_at_once(
     servers.stop(running)
     assert time.monotonic() - started < 30, "what chats would get is a minute"
     wait_until(lambda: follower.is_ended, "the stream's end")
+
+
+@pytest.mark.parametrize("path", ["", "/1", "/1/snapshot.jpg"])
+def test_an_event_file_that_cannot_be_read_is_a_503(filled: Running, path: str) -> None:
+    filled.events.close()
+    reply = httpx.get(f"{filled.url}/v1/events{path}")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "events_unavailable")
+    assert reply.json()["error"]["message"].startswith("events cannot be read: ")

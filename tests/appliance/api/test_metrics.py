@@ -66,6 +66,18 @@ def ask(running: Running, *, with_image: bool) -> int:
     return answer.usage.prompt_tokens
 
 
+def test_without_the_event_file_the_rest_is_told(servers: Servers) -> None:
+    running = servers.start(queue_status=a_queue, api_key=KEY)
+    try:
+        assert "appliance_output_waiting" in scrape(running)[0]
+        running.events.close()
+        text, value = scrape(running)
+        assert "appliance_output_waiting" not in text
+        assert value("cameras", state="running") == 1
+    finally:
+        servers.stop(running)
+
+
 def test_two_chats_are_counted(watched: Running) -> None:
     _, before = scrape(watched)
     num_prompt = ask(watched, with_image=False) + ask(watched, with_image=True)
