@@ -103,8 +103,7 @@ class EngineProcess:
 
     async def close(self) -> None:
         """End the process; requests that are running end with an error event."""
-        self._reason = "the engine is closed"
-        self._streams.end_all(self._reason)
+        self._end_all("the engine is closed")
         try:
             if self._supervisor is not None:
                 self._supervisor.cancel()
@@ -192,9 +191,9 @@ class EngineProcess:
             answer = self._traces[first] = asyncio.get_running_loop().create_future()
             await self._send([wire.encode(wire.TraceWanted(first))])
         done, _ = await asyncio.wait([answer], timeout=TRACE_TIMEOUT_S)
-        if not done:
+        if not done or answer.cancelled():
             self._traces.pop(first, None)
-            raise EngineStopped("the engine does not tell its steps")
+            raise EngineStopped(self._reason or "the engine does not tell its steps")
         return answer.result()
 
     async def _submit(self, request: GenerationRequest, stream: Stream) -> None:
@@ -229,8 +228,6 @@ class EngineProcess:
     async def _send(self, frames: list[Any]) -> None:
         if self._socket is not None:
             await self._socket.send_multipart(frames, copy=False)
-
-    # -- the process ----------------------------------------------------------------------------
 
     async def _launch(self) -> None:
         """Start a process and wait for its first message."""
@@ -287,9 +284,8 @@ class EngineProcess:
                 self._fault = f"the engine's messages cannot be read: {error!r}"
             assert self._process is not None
             fault = self._fault or f"the engine's process ended with code {self._process.returncode}"
-            self._reason = f"{fault}; it is being started again"
+            self._end_all(f"{fault}; it is being started again")
             log.error("%s", self._reason)
-            self._streams.end_all(self._reason)
             if self._stats is not None:
                 self._stats = self._stats.ended()
             ended_s = time.monotonic()
@@ -341,6 +337,13 @@ class EngineProcess:
             self._fault = message.message
         elif isinstance(message, wire.Trace) and (answer := self._traces.pop(message.first, None)):
             answer.set_result(message.steps)
+
+    def _end_all(self, reason: str) -> None:
+        """Whoever waits for something is told why it does not come."""
+        self._reason = reason
+        self._streams.end_all(reason)
+        while self._traces:
+            self._traces.popitem()[1].cancel()
 
     async def _end_process(self) -> None:
         """End the process by pid, gently first; returns when it is gone."""

@@ -28,10 +28,10 @@ def cache_folder(setting: str) -> Path | None:
     """Where the files are: None for ``off``, the user's own cache for ``auto``, else the folder named."""
     if setting == "off":
         return None
-    return _user_cache() / "vlm-engine" / "costs" if setting == "auto" else Path(setting).expanduser()
+    return user_cache() / "vlm-engine" / "costs" if setting == "auto" else Path(setting).expanduser()
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
     """The folder for what may be lost (XDG base directories; ``~/Library/Caches`` on macOS)."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     if named and Path(named).is_absolute():

@@ -9,7 +9,7 @@ import torch
 from vlm_engine.budget import TimeBudget
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_model import CostModel
-from vlm_engine.errors import RequestError
+from vlm_engine.errors import EngineError, RequestError
 from vlm_engine.grammar import CompiledForm, Grammars
 from vlm_engine.health import StepHealth
 from vlm_engine.limits import PromptLimits
@@ -261,7 +261,7 @@ class Engine:
 
         Raises:
             RequestError: The request can never run.
-            RuntimeError: A step failed.
+            EngineError: A step failed.
         """
         self.add(request)
         text = ""
@@ -271,7 +271,7 @@ class Engine:
                     continue
                 text += event.text
                 if event.error:
-                    raise RuntimeError(event.error)
+                    raise EngineError(event.error)
         return text
 
     def start_over(self) -> None:

@@ -1,5 +1,6 @@
 """The test checkpoints themselves: loadable like one from the hub, sensitive to what an engine could lose."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,9 @@ import pytest
 import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from vlm_engine.errors import ModelLoadError
+from vlm_engine.models.loading import read_config
 
 FAMILIES = (
     "qwen3_vl_checkpoint",
@@ -56,6 +60,20 @@ def test_greedy_output_depends_on_the_picture_and_on_the_order(folder: Path) -> 
     assert len({tuple(tokens) for tokens, _ in answers}) == len(cases)
     assert all(len(set(tokens)) > 15 for tokens, _ in answers)
     assert all(lead > 1e-4 for _, lead in answers)
+
+
+def test_code_that_a_checkpoint_brings_along_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even with somebody at the terminal who would say yes."""
+    code, ran = tmp_path / "configuration_own.py", tmp_path / "ran"
+    code.write_text(f"open({str(ran)!r}, 'w')\nclass OwnConfig: pass\n")
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "configuration_own.OwnConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ModelLoadError, match="no readable checkpoint"):
+        read_config(str(tmp_path))
+    assert not ran.exists()
 
 
 def test_unknown_scripts_are_bytes(folder: Path) -> None:

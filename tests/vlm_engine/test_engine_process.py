@@ -122,6 +122,20 @@ async def test_a_restart_that_cannot_begin_is_tried_again(
         assert await collect(engine, "after", "hello")
 
 
+async def test_whoever_waits_for_steps_of_a_killed_process_is_told(qwen3_vl_checkpoint: Path) -> None:
+    async with started(EngineProcess(config_of(qwen3_vl_checkpoint))) as engine:
+        pid = engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(engine.trace())
+        await until(lambda: bool(engine._traces))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineStopped, match="being started again"):
+            await waiting
+        await until(lambda: engine.is_healthy, START_S)
+        assert await engine.trace() is None
+
+
 async def test_a_stopped_process_is_unhealthy_and_closes_all_the_same(
     qwen3_vl_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.vlm_engine.test_engine import Faulty, ask, drain, make_engine
-from vlm_engine import Engine, EngineBroken, EngineConfig
+from vlm_engine import Engine, EngineBroken, EngineConfig, EngineError
 from vlm_engine.models import VisionLanguageModel, load_model
 from vlm_engine.plan import StepPlan
 
@@ -52,6 +52,14 @@ def test_steps_that_fail_again_and_again_are_told_and_then_end_the_engine(model:
     assert engine.health.reason is None, "somebody has to try"
     with pytest.raises(EngineBroken, match="21 steps in a row failed: RuntimeError: no kernel"):
         fail(engine, 1)
+
+
+def test_one_request_of_a_script_fails_as_the_engines_other_errors(model: VisionLanguageModel) -> None:
+    broken = Broken(model)
+    engine = make_engine(broken)  # type: ignore[arg-type]
+    broken.error = RuntimeError("no kernel")
+    with pytest.raises(EngineError, match="no kernel"):
+        engine.generate(ask("a", "hello"))
 
 
 def test_a_lost_device_ends_the_engine_at_once(model: VisionLanguageModel) -> None:

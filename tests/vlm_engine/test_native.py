@@ -359,6 +359,14 @@ def test_built_once_and_never_from_where_others_may_write(
         load_library()
 
 
+def test_the_users_cache_is_no_relative_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As the standard of `XDG_CACHE_HOME` has it: such a one is as good as none."""
+    monkeypatch.delenv(library.KERNELS_ENV, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
+    assert library._cache_dir().is_relative_to(tmp_path)
+
+
 @pytest.mark.usefixtures("unloaded")
 def test_a_processor_without_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_cpu_info", lambda: {"flags": frozenset({"sse2"})})

@@ -137,7 +137,7 @@ def _make_prompts(name: str, settings: Any) -> PromptPreparer:
         raise UnsupportedModel(f"{name}: family {family!r} is not supported; supported are {known}")
     try:
         # why: for a text model this is its tokenizer
-        processor = AutoProcessor.from_pretrained(name)
+        processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise ModelLoadError(f"{name}: the processor cannot be loaded: {error}") from error
     if not getattr(processor, "chat_template", None):
@@ -156,7 +156,8 @@ def read_config(name: str) -> Any:
         raise ModelLoadError(f"{name}: there is no such directory; give a checkpoint directory or a hub name")
     problem = hub_problem() if is_hub_name(name) else None
     try:
-        return AutoConfig.from_pretrained(name)
+        # why: where nothing is said, one that brings code along asks at the terminal whether to run it
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         if problem is not None and isinstance(error, OSError):
             raise ModelLoadError(
@@ -189,6 +190,7 @@ def _load_weights(demand: Demand, family: Family) -> Any:
         name,
         dtype=demand.dtype,
         use_safetensors=True,
+        trust_remote_code=False,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **quantized,

@@ -12,6 +12,8 @@ from ctypes import POINTER, c_float, c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 
+from vlm_engine.cost_cache import user_cache
+
 log = logging.getLogger(__name__)
 
 SOURCES = ("kernels.cpp", "decoder.h", "attention.h", "linear.h", "simd.h")
@@ -203,8 +205,7 @@ def _key(compiler: str) -> str:
 
 
 def _cache_dir() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    path = Path(os.environ.get(KERNELS_ENV) or Path(home) / "vision-appliance" / "kernels")
+    path = Path(os.environ.get(KERNELS_ENV) or user_cache() / "vision-appliance" / "kernels")
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
