@@ -1,7 +1,7 @@
 """The image door: the one way by which bytes from outside become pixels.
 
-REST, queue and replay share it, so that a picture is refused or accepted for the same reason everywhere. What
-comes out is an upright 8-bit RGB `PIL.Image.Image` without metadata; whatever cannot become one raises
+The API and the queue's jobs share it, so that a picture is refused or accepted for the same reason in both.
+What comes out is an upright 8-bit RGB `PIL.Image.Image` without metadata; whatever cannot become one raises
 `ImageError` with a sentence for the person who sent it.
 """
 
@@ -11,7 +11,6 @@ import binascii
 import io
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -82,16 +81,11 @@ def image_size(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[int, 
         return image.size
 
 
-def image_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
-    """Decode `data:image/…;base64,…` (RFC 2397, scheme and parameters in any case); see `image_from_bytes`.
+def bytes_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+    """The encoded image in `data:image/…;base64,…` (RFC 2397, scheme and parameters in any case).
 
     Raises `ImageError`, also for a payload that is not base64.
     """
-    return image_from_bytes(bytes_from_data_uri(uri, limits), limits)
-
-
-def bytes_from_data_uri(uri: str, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
-    """The encoded image in a `data:image/…;base64,…` URI; raises `ImageError`."""
     media_type, payload = split_data_uri(uri, "an image", "data:image/jpeg;base64,…")
     if not media_type.startswith("image/"):
         raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}, image/… is needed")
@@ -111,19 +105,6 @@ def split_data_uri(uri: str, what: str, example: str) -> tuple[str, str]:
     if not parameters or parameters[-1] != "base64":
         raise ImageError(f"the data: URI has to be base64: {example}")
     return media_type, payload
-
-
-def image_from_file(path: str | Path, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
-    """Decode an image file; see `image_from_bytes`. Every `ImageError` of it names the file."""
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(limits.max_bytes + 1)
-    except OSError as error:
-        raise ImageError(f"{path}: {error.strerror or error}") from error
-    try:
-        return image_from_bytes(data, limits)
-    except ImageError as error:
-        raise ImageError(f"{path}: {error}") from error
 
 
 def from_base64(payload: str, max_bytes: int, what: str) -> bytes:
@@ -193,9 +174,8 @@ def _orientation(image: Image.Image) -> int:
     # why: asked after decoding: Pillow turns a TIFF by itself, and a PNG may carry EXIF behind its pixels
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except (
-        Exception
-    ):  # why: as in `_opened`; an image with unreadable metadata is still an image, taken as it lies
+    except Exception:
+        # why: as in `_opened`; an image with unreadable metadata is still an image, taken as it lies
         return 1
 
 

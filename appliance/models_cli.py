@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from vlm_engine.models.checking import CheckpointReport
 
 models = typer.Typer(help="Look at checkpoints.", no_args_is_help=True)
-GIB = 2**30
 
 
 @models.callback()
@@ -53,6 +52,8 @@ def check(
 
 def _lines(report: "CheckpointReport") -> list[tuple[str, str]]:
     """What is told, line by line."""
+    from vlm_engine.models.memory import gib
+
     images = [f"{name} {count}" for name, count in report.image_tokens.items() if count is not None]
     return [
         ("family", report.family),
@@ -61,7 +62,7 @@ def _lines(report: "CheckpointReport") -> list[tuple[str, str]]:
         ("context", f"{report.max_model_len:,} tokens"),
         ("image tokens", ", ".join(images) or "reads no images"),
         ("memory", str(report.needs)),
-        ("free memory", f"{report.free_bytes / GIB:.2f} GiB"),
+        ("free memory", gib(report.free_bytes)),
         ("fits", _verdict(report)),
     ]
 

@@ -89,9 +89,13 @@ def rotate_clockwise(image: Image, degrees: float) -> Image:
 
 def shrink(image: Image, longest_side: int) -> Image:
     """Return a picture with its longer side at most ``longest_side`` pixels; it is never enlarged."""
-    height, width = image.shape[:2]
-    factor = longest_side / max(height, width)
+    return scaled(image, longest_side / max(image.shape[:2]))
+
+
+def scaled(image: Image, factor: float) -> Image:
+    """Return a picture ``[H, W, 3]`` with its sides times ``factor``, as it is from 1 on."""
     if factor >= 1:
         return image
+    height, width = image.shape[:2]
     size = (max(1, round(width * factor)), max(1, round(height * factor)))
     return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)

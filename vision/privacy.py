@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +16,6 @@ def paint_over(image: Image, masks: Sequence[Polygon]) -> Image:
 
     Each mask covers all that it winds around, also where others lie over it or it crosses itself.
     """
-    # why: the command line knows the options of sources, and must not wait for OpenCV
-    import cv2
-
     painted = image.copy()
     cv2.fillPoly(painted, _outlines(tuple(masks), image.shape[1], image.shape[0]), (0, 0, 0))
     return painted
@@ -26,8 +24,6 @@ def paint_over(image: Image, masks: Sequence[Polygon]) -> Image:
 @lru_cache(maxsize=64)
 def _outlines(masks: tuple[Polygon, ...], width: int, height: int) -> Sequence[NDArray[np.int32]]:
     """The edges of all that is hidden, none over another, as OpenCV fills them: by the even-odd rule."""
-    import cv2
-
     hidden = np.zeros((height, width), np.uint8)
     for mask in masks:
         corners = mask.in_pixels(width, height)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vision.pixels import rotate_clockwise
+from vision.pixels import rotate_clockwise, scaled
 from vision.polygons import Polygon
 from vision.privacy import paint_over
 from vision.types import Image
@@ -31,16 +31,7 @@ class FrameShape:
 
     def apply(self, image: Image) -> Image:
         """Return the picture ``[H, W, 3]`` turned, made smaller in proportion, then painted over."""
-        image = self._smaller(rotate_clockwise(image, self.rotate))
-        return paint_over(image, self.masks) if self.masks else image
-
-    def _smaller(self, image: Image) -> Image:
-        import cv2
-        import numpy as np
-
+        image = rotate_clockwise(image, self.rotate)
         height, width = image.shape[:2]
-        factor = min(1.0, (self.max_width or width) / width, (self.max_height or height) / height)
-        if factor == 1.0:
-            return image
-        size = (max(1, round(width * factor)), max(1, round(height * factor)))
-        return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
+        image = scaled(image, min((self.max_width or width) / width, (self.max_height or height) / height))
+        return paint_over(image, self.masks) if self.masks else image

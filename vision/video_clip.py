@@ -15,7 +15,6 @@ from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.types import Image
 from vision.video_file import VideoFile, upright
 
-CONTAINERS = ("avi", "matroska", "mov", "mp4", "mpeg", "mpegts", "webm")
 DEFAULT_FPS = 2.0
 _ALMOST = 1e-3
 
@@ -46,7 +45,7 @@ class VideoClip(VideoFile):
 
     Args:
         data: The bytes of a file.
-        container: What kind of file it is, one of `CONTAINERS`.
+        container: What kind of file it is, as FFmpeg calls it: ``mp4``, ``matroska``, …
 
     Raises:
         SourceUnreadable: it is damaged or of another kind.

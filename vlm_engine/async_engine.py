@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 30.0
 
-Call = Callable[[Engine], None]
+Call = Callable[[Engine], object]
 
 
 class AsyncEngine:
@@ -101,7 +101,7 @@ class AsyncEngine:
                 yield event
         finally:
             if self._streams.close(request.request_id, stream):
-                self._call(lambda engine: _abort(engine, request.request_id))
+                self._call(lambda engine: engine.abort(request.request_id))
 
     @property
     def reads_videos(self) -> bool:
@@ -181,8 +181,6 @@ class AsyncEngine:
         await asyncio.shield(waiting)
         return grammars.compiled(form, compiling)
 
-    # -- between the loops ----------------------------------------------------------------------
-
     def _check_open(self) -> None:
         if self._death is not None or self._is_closing:
             raise EngineStopped(self._death or "the engine is closed")
@@ -192,8 +190,6 @@ class AsyncEngine:
         with self._wake:
             self._calls.append(call)
             self._wake.notify()
-
-    # -- the engine's thread --------------------------------------------------------------------
 
     def _run(self, engine: Engine) -> None:
         try:
@@ -245,7 +241,3 @@ class AsyncEngine:
             except Exception:
                 log.exception("what was asked of the engine failed")
         return not self._is_closing
-
-
-def _abort(engine: Engine, request_id: str) -> None:
-    engine.abort(request_id)

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 import transformers
 from PIL import Image
-from transformers import AutoConfig
 
 from vlm_engine.budget import Moment
 from vlm_engine.config import EngineConfig
 from vlm_engine.cost_cache import CostCache, Identity, cache_folder
 from vlm_engine.cost_model import StepWork
 from vlm_engine.models.base import ModelSpec
+from vlm_engine.models.loading import read_config
 from vlm_engine.request import GenerationRequest, Message
 from vlm_engine.sampling_params import SamplingParams
 from vlm_engine.sequence import Placeholder, Sequence
@@ -28,7 +28,6 @@ DECODES = StepWork(num_tokens=2, num_samples=2, num_context=200)
 
 _CHUNKS = (16, 256, 64, 128, 32, 512)
 _SLICES = (1, 3, 2, 6, 4, 12)
-# Settings that change what runs when, not how long it takes.
 _WITHOUT_COST = frozenset(
     {
         "background_share",
@@ -53,6 +52,7 @@ _WITHOUT_COST = frozenset(
         "trace_steps",
     }
 )
+"""Settings that change what runs when, not how long it takes."""
 
 
 class VariedBudget:
@@ -159,7 +159,7 @@ def _identity(config: EngineConfig, spec: ModelSpec) -> Identity:
 
 
 def _config_digest(model: str) -> str:
-    config = AutoConfig.from_pretrained(model)
+    config = read_config(model)
     config.name_or_path = ""
     return sha256(config.to_json_string(use_diff=False).encode()).hexdigest()[:20]
 

@@ -54,11 +54,10 @@ class EngineServer:
             engine.share_device(gate.turns, gate.lend)
         self._compiling: dict[str, tuple[Compiling, _Prepared]] = {}
         self._parent_pid = os.getppid()
-        self._is_closing = False
         self._heartbeat_s = 0.0
 
     def run(self) -> None:
-        """Serve until the client says so or its process is gone.
+        """Serve until the client ends this process or is gone itself.
 
         Raises:
             EngineBroken: The engine cannot go on; the client knows.
@@ -75,7 +74,7 @@ class EngineServer:
                 self._gate.close()
 
     def _loop(self) -> None:
-        while not self._is_closing and os.getppid() == self._parent_pid:
+        while os.getppid() == self._parent_pid:
             idle_ms = COMPILE_POLL_MS if self._compiling else int(1e3 * HEARTBEAT_S)
             self._read_mail(wait_ms=0 if self._engine.has_work else idle_ms)
             self._submit_compiled()
@@ -97,10 +96,8 @@ class EngineServer:
         elif isinstance(message, wire.Abort):
             self._compiling.pop(message.request_id, None)
             self._engine.abort(message.request_id)
-        elif isinstance(message, wire.TraceWanted):
-            self._send(wire.Trace(message.first, self._engine.trace(message.first)))
         else:
-            self._is_closing = True
+            self._send(wire.Trace(message.first, self._engine.trace(message.first)))
 
     def _submit(self, header: wire.Submit, frames: wire.Frames) -> None:
         name, form = header.request_id, header.sampling.structured

@@ -71,10 +71,6 @@ class TraceWanted(msgspec.Struct, frozen=True, tag=True):
     first: int
 
 
-class Close(msgspec.Struct, frozen=True, tag=True):
-    """End the process."""
-
-
 class Progress(msgspec.Struct, frozen=True, tag=True):
     """What the process is doing before it is ready, in words."""
 
@@ -128,7 +124,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
     trouble: str | None = None
 
 
-ToServer = Submit | Abort | TraceWanted | Close
+ToServer = Submit | Abort | TraceWanted
 ToClient = Progress | Ready | Failed | Events | Refused | Trace | Heartbeat
 Frames = Sequence[Any]
 _encoder = msgspec.msgpack.Encoder()

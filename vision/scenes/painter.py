@@ -9,11 +9,9 @@ from vision.scenes.backdrops import draw_backdrop
 from vision.scenes.camera import expose, sample_camera
 from vision.scenes.canvas import Canvas, Image
 from vision.scenes.figures import Look, draw_bicycle, draw_dog, draw_person
-from vision.scenes.palette import OBJECT_LIGHT, RGB
+from vision.scenes.palette import OBJECT_LIGHT
 from vision.scenes.scene import Scene, SceneObject
 from vision.scenes.vehicles import draw_vehicle
-
-_SHADOW: RGB = (70, 70, 76)
 
 
 def render(scene: Scene, rng: Generator) -> Image:
