@@ -233,7 +233,7 @@ async def reload_from(control: CameraControl, load: Callable[[], Settings], used
 
 
 def _check_source(camera: CameraSettings) -> None:
-    # why: who may talk to the API may not read every file and device of this machine (A4).
+    # why: who may talk to the API may not read every file and device of this machine.
     scheme, has_scheme, _ = camera.source.partition("://")
     if not has_scheme or scheme.lower() not in OPEN_SCHEMES:
         known = ", ".join(f"{scheme}://" for scheme in OPEN_SCHEMES)

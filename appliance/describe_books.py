@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from appliance.ladder import RUNG_NAMES, Ladder, RungName
 from vlm_engine.books import Histogram, HistogramSnapshot
 
-# What becomes of a delivery: a text; an error for good; it comes again; the last try failed; another
-# worker was first; the body is no job; it was too old before it could be encoded; its
-# camera was masked, paused or removed.
 OUTCOMES = ("described", "failed", "retried", "dead", "duplicate", "invalid", "expired", "withdrawn")
+"""What becomes of a delivery: a text; an error for good; it comes again; the last try failed; another
+worker was first; the body is no job; it was too old before it could be encoded; its camera was masked,
+paused or removed."""
 
 LATENCY_BOUNDS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0)
 

@@ -20,7 +20,6 @@ from vlm_engine.request import FinishReason, Priority
 CLASS_NAMES: Mapping[Priority, str] = {"interactive": "chat", "background": "frame"}
 PREEMPTION_REASONS = ("memory", "slots", "deadlock")
 
-# Name, help, and the histogram of `ClassStats`.
 _LATENCIES = (
     ("inter_token_latency", "From one token of a request to its next", "inter_token"),
     ("time_to_first_token", "From a request's arrival to its first token", "first_token"),
@@ -38,6 +37,7 @@ _LATENCIES = (
     ),
     ("request_decode_time", "From the first token to the end", "decode"),
 )
+"""Name, help, and the histogram of `ClassStats`; likewise below."""
 _CLASS_GAUGES = (
     ("num_requests_running", "Requests that hold a place in the steps", "num_running"),
     ("num_requests_waiting", "Requests that wait for one", "num_waiting"),

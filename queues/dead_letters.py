@@ -1,6 +1,7 @@
 """The operator's side: look at jobs that were given up, put them back, or forget them."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -88,7 +89,7 @@ class DeadLetters:
         call = self._client.register_script(script)
         return self._ask(lambda: call(self.config.keys, [self.config.group, "", *arguments]))
 
-    def _ask(self, action: Any) -> Any:
+    def _ask(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
         except (redis.RedisError, OSError) as error:

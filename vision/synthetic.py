@@ -44,7 +44,9 @@ class SyntheticConfig:
                 f"time={self.time_of_day} is not known; one of {', '.join(TIMES_OF_DAY)} is"
             )
         if not 0 < self.fps <= 1000 or not all(32 <= side <= 8192 for side in self.size):
-            raise SourceUnsupported("a synthetic camera needs fps over 0 and a size from 32x32 to 8192x8192")
+            raise SourceUnsupported(
+                "a synthetic camera needs fps over 0 and up to 1000, and a size from 32x32 to 8192x8192"
+            )
         if self.seed < 0:
             raise SourceUnsupported("seed= of a synthetic camera must not be negative")
         if self.num_frames is not None and self.num_frames < 1:

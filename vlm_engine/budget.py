@@ -16,12 +16,12 @@ from vlm_engine.sequence import Placeholder, Sequence
 
 MIN_CHUNK = 16
 CHAT_CHUNK = 64
-# A chat's prompt is spread over so much of the time to its first token, beside chats that decode.
 CHAT_PACE = 0.6
-# A chat that is late on average makes up for so many targets at most: frames would pay for a stall's seconds.
+"""A chat's prompt is spread over so much of the time to its first token, beside chats that decode."""
 MOST_BEHIND = 4
-# Without a chat a step takes so much of the time to a first token: who comes then waits for its end.
+"""A late chat makes up for so many targets at most: frames would pay for a stall's seconds."""
 IDLE_SHARE = 0.5
+"""Without a chat a step takes so much of the time to a first token: who comes then waits for its end."""
 
 Side = Literal["none", "idle", "busy"]
 """The side thread: of no use to a step, or ready for encoder slices and background prompts, or at work."""

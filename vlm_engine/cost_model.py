@@ -19,9 +19,9 @@ KNOWN = 32
 SWEEPS = 8
 RIDGE = 1e-9
 Road = Literal["narrow", "loaded", "wide", "aside"]
-# Where learning starts on each road, as a multiple of what is known of the narrow one; and for slices aside.
 STEP_START: dict[Road, float] = {"narrow": 1.0, "loaded": 1.3, "wide": 0.75, "aside": 1.2}
 ASIDE_SLICE = 1.8
+"""Where learning starts, on each road and for slices aside, as a multiple of what the narrow road knows."""
 LEAST_WEIGHT_MS = 0.1
 KEPT_ERRORS = 33
 FEW = 8

@@ -14,7 +14,7 @@ from vlm_engine.sequence import Sequence
 from vlm_engine.speculation import SpeculationStats
 from vlm_engine.turn import TurnStats
 
-# Upper bounds in seconds: fine around what chats are promised, coarse behind it.
+# why: fine around what chats are promised, coarse behind it; upper bounds in seconds.
 _FINE = (0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.09, 0.1, 0.11, 0.125, 0.15, 0.2, 0.3)
 TOKEN_BOUNDS = (*_FINE, 0.5, 1.0, 2.5, 5.0)
 REQUEST_BOUNDS = (

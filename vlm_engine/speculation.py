@@ -18,22 +18,23 @@ from vlm_engine.plan import Chunk
 from vlm_engine.request import FinishReason
 from vlm_engine.sequence import Sequence
 
-# Share of the time for proposals that are not expected to be worth it, to learn whether they are; one in so
-# many steps is made even if it seems to take more, as what it takes is learned by that too.
 TRIAL_SHARE = 0.01
 TRIAL_EVERY = 64
-# How many proposals the experience with all sequences, and the first guess for these, are worth.
+"""Share of the time for proposals that are not expected to be worth it, to learn whether they are; one in so
+many steps is made even if it seems to take more, as what it takes is learned by that too."""
 TRUST = 4.0
+"""How many proposals the experience with all sequences, and the first guess for these, are worth."""
 FIRST_GUESS = 0.5
 KEPT = 0.95
-# What one more token takes of a step until some steps with proposals were measured.
 FIRST_COST = 0.03
+"""What one more token takes of a step until some steps with proposals were measured."""
 NUM_FIRST = 8
 LEARN_EVERY = 32
-# After so many looks for nothing every second step is looked at, then every third, then every fourth: after a
-# model's pass, which leaves others no cache, a look takes 20 us, some percent of a small model's step.
 PATIENCE = 4
 MOST_RESTS = 3
+"""After so many looks for nothing every second step is looked at, then every third, then every fourth.
+
+why: after a model's pass, which leaves others no cache, a look takes 20 us, some percent of a small step."""
 
 
 @dataclass(frozen=True, slots=True)

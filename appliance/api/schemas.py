@@ -34,7 +34,7 @@ _HARMLESS = frozenset(
         "user",
     }
 )
-# The values with which these mean nothing; with any other they would change the answer.
+# why: with these values they mean nothing; with any other they would change the answer.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "audio": (),

@@ -75,7 +75,6 @@ class Growth:
         return {key: round(value) for key, value in grown.items() if value}
 
 
-# Key of the result, and the histogram that tells its mean.
 _MEANS = (
     ("ttft_ms", "time_to_first_token_seconds"),
     ("itl_ms", "inter_token_latency_seconds"),
@@ -84,6 +83,7 @@ _MEANS = (
     ("prefill_ms", "request_prefill_time_seconds"),
     ("decode_ms", "request_decode_time_seconds"),
 )
+"""Key of the result, and the histogram that tells its mean."""
 _COUNTS = ("floor_overruns", "chat_overruns", "detector_overruns")
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from vlm_engine.trace import StepTrace, TracePart
 
-# Every part of a step has one of these uses; the order is that of the lanes in a picture.
 USES = (
     "chat text",
     "chat prompt",
@@ -16,6 +15,7 @@ USES = (
     "frame text",
     "detector",
 )
+"""Every part of a step has one of these uses; the order is that of the lanes in a picture."""
 _NOUNS = {"encode": "picture", "prefill": "prompt", "decode": "text"}
 
 

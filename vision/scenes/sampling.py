@@ -23,7 +23,6 @@ _RESTARTS = 6
 # invariant: feet stand between these heights (fraction of the frame), far to near
 GROUND = {"street": (0.53, 0.97), "park": (0.54, 0.97), "yard": (0.54, 0.97), "room": (0.60, 0.97)}
 VEHICLE_GROUND = {"street": (0.64, 0.88), "yard": (0.64, 0.86)}
-# heights relative to a person at the same distance, and width by height
 SHAPES = {
     "person": (1.0, 0.34),
     "car": (0.60, 2.15),
@@ -32,6 +31,7 @@ SHAPES = {
     "bicycle": (0.56, 1.62),
     "dog": (0.40, 1.42),
 }
+"""Heights relative to a person at the same distance, and width by height."""
 WALKING_ASPECT = (0.42, 0.52)
 
 

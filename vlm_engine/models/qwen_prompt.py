@@ -162,7 +162,7 @@ def rotary_positions(
 
     Returns:
         ``[3, num_tokens]`` positions, and the delta that gives the position of any later token
-        when it is added to its index; the delta is one constant of the sequence (case E12).
+        when it is added to its index; the delta is one constant of the sequence.
     """
     parts: list[Tensor] = []
     token, position = 0, 0

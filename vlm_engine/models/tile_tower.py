@@ -143,8 +143,6 @@ class TileTower:
         """Embeddings of the tile once all slices ran: ``[num_tokens, text_width]``."""
         return (state.output,)
 
-    # -- the stages -----------------------------------------------------------------------------
-
     def _embed(self, state: TileState, part: Slice) -> None:
         rows = slice(part.start, min(part.end, len(state.pixels)))
         state.hidden[rows] = self._parts.embed(state.pixels[rows], state.positions[rows])

@@ -169,8 +169,6 @@ class QwenTower:
             return tuple(state.outputs)
         return tuple(output[state.restore] for output in state.outputs)
 
-    # -- the stages -----------------------------------------------------------------------------
-
     def _embed(self, state: EncoderState, part: Slice) -> None:
         """Patches to rows; a convolution whose stride is its kernel is a matrix product."""
         proj, rows = self._visual.patch_embed.proj, slice(part.start, part.end)

@@ -199,7 +199,7 @@ def split_heads(qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, out: Tensor
 
 
 class AttentionPanels:
-    """Keys and values of several heads for attention both ways, packed range by range.
+    """Keys and values of several heads for attention both ways, packed as the kernels read them.
 
     Args:
         num_heads: Heads.
