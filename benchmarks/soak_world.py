@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -39,7 +40,7 @@ class LocalServer:
 
     def start(self, handler: type[BaseHTTPRequestHandler]) -> None:
         self._handler = handler
-        self._open(0)
+        self._open(_free_port())
 
     def _open(self, port: int) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler)
@@ -315,9 +316,11 @@ def _redis_binary() -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody else is given while its server is gone: the kernel gives only those above 32767."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(10_000, 32_768)))
+            return int(probe.getsockname()[1])
 
 
 def _is_listening(port: int) -> bool:

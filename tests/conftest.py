@@ -28,9 +28,11 @@ hypothesis.settings.load_profile("appliance")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long tests come first, and of several processes one does a file, one all that start the appliance.
 
-    why: fixtures of a module are made once, and two appliances on two cores would be a test of the machine.
+    why: fixtures of a module are made once, two appliances on two cores would be a test of the machine, and
+    a file that is long and starts last is done by one process while the others have nothing left to do.
     """
-    items.sort(key=lambda item: item.get_closest_marker("e2e") is None)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.get_closest_marker("e2e") is None, item.path not in slow))
     for item in items:
         is_e2e = item.get_closest_marker("e2e") is not None
         group = "e2e" if is_e2e else f"{item.path.parent.name}.{item.path.stem}"
