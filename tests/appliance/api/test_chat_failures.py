@@ -14,9 +14,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from appliance.api import ApiLimits
+from appliance.api import ApiLimits, pictures
 from tests.appliance.api.serving import MODEL, PATIENCE_S, Running, Servers, is_idle, wait_until
-from tests.appliance.pictures import data_uri
+from tests.appliance.pictures import data_uri, encoded, quadrants
 
 ENDLESS: dict[str, Any] = {
     "model": MODEL,
@@ -77,6 +77,45 @@ def test_a_client_that_goes_before_the_first_token(
     wait_until(lambda: is_idle(server.engine), "an idle engine")
     assert len(steps) < 100
     wait_until(lambda: server.services.num_chats == 0, "a free place")
+
+
+@pytest.mark.parametrize("waits_for", ["decoding", "room"])
+def test_a_client_that_goes_before_the_engine_has_its_picture(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    """A1: its place is free while the picture is decoded, or waits for room; nothing reaches the engine."""
+    server = servers.start(limits=ApiLimits(max_chats=1, max_pixels_in_hand=96 * 64))
+    begun, may_end = threading.Event(), threading.Event()
+    decode = pictures.bytes_from_data_uri
+
+    def slow(*arguments: Any) -> bytes:
+        begun.set()
+        may_end.wait(PATIENCE_S)
+        return decode(*arguments)
+
+    content = [{"type": "image_url", "image_url": {"url": data_uri(encoded(quadrants(96, 64)))}}]
+    body = json.dumps(ENDLESS | {"messages": [{"role": "user", "content": content}]}).encode()
+    num_before = server.engine.stats().num_running
+    if waits_for == "decoding":
+        monkeypatch.setattr(pictures, "bytes_from_data_uri", slow)
+        connection = post(server, body)
+        wait_until(begun.is_set, "decoding")
+    else:
+        server.services.pixels.num_taken = 1
+        connection = post(server, body)
+        wait_until(lambda: bool(server.services.pixels._waiting), "one who waits")
+    connection.close()
+    wait_until(lambda: server.services.num_chats == 0, "a free place")
+    assert not may_end.is_set()
+    may_end.set()
+    if waits_for == "room":
+        servers.thread.loop.call_soon_threadsafe(server.services.pixels.give_back, 1)
+    wait_until(lambda: server.services.pixels.num_taken == 0, "all room")
+    assert (is_idle(server.engine), server.engine.stats().num_running) == (True, num_before)
+    monkeypatch.undo()
+    again = ENDLESS | {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    assert httpx.post(f"{server.base_url}/chat/completions", json=again, timeout=60).status_code == 200
+    servers.stop(server)
 
 
 def test_closing_a_stream_of_the_sdk(client: OpenAI, server: Running) -> None:

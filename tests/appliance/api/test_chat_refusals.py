@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -283,6 +285,59 @@ def test_nothing_is_fetched(http: httpx.Client, url: str) -> None:
     assert error["code"] == "invalid_image_url"
     assert ("http(s) is off" in error["message"]) == url.lower().startswith("http")
     assert "p@ssword" not in error["message"]
+
+
+@pytest.fixture
+def trap() -> Iterator[socket.socket]:
+    """A listener on which nobody may knock."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "localhost", "2130706433", "0x7f.1", "[::ffff:127.0.0.1]", "u:p@localhost"]
+)
+def test_nobody_is_asked(http: httpx.Client, trap: socket.socket, host: str) -> None:
+    """A3: by any name of a machine, and by any kind of part; so there is no redirect to be followed."""
+    url = f"http://{host}:{trap.getsockname()[1]}/picture.jpg"
+    for part in (
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": {"url": url.upper()}},
+        {"type": "video_url", "video_url": {"url": url}},
+        {"type": "video", "video": [url, url]},
+    ):
+        assert refused(http, user(part))["code"] in ("invalid_image_url", "invalid_video_url")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{url}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{url}'\nduration 1\n",
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video {port} RTP/AVP/TCP 96\n",
+        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static"><Period>'
+        "<AdaptationSet><Representation id='1' bandwidth='1'><BaseURL>{url}</BaseURL></Representation>"
+        "</AdaptationSet></Period></MPD>",
+        '<svg xmlns="http://www.w3.org/2000/svg"><image href="{url}" width="9" height="9"/></svg>',
+    ],
+)
+@pytest.mark.parametrize("kind", ["video/mp4", "video/x-matroska", "image/png"])
+def test_what_a_file_names_is_not_fetched(
+    http: httpx.Client, trap: socket.socket, text: str, kind: str
+) -> None:
+    """A3: playlists and other texts that lead elsewhere, whatever they call themselves."""
+    port = trap.getsockname()[1]
+    url = data_uri(text.format(url=f"http://127.0.0.1:{port}/1.ts", port=port).encode(), kind)
+    is_video = kind.startswith("video")
+    part = (
+        {"type": "video_url", "video_url": {"url": url}}
+        if is_video
+        else image(url)["messages"][0]["content"][1]
+    )
+    assert refused(http, user(part))["code"] in ("invalid_image", "invalid_video")
 
 
 def test_pictures_in_other_roles_are_refused(http: httpx.Client) -> None:
