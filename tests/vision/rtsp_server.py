@@ -66,7 +66,8 @@ class Behaviour:
     """What the camera does; may be changed while it runs, and holds for what comes after.
 
     `silent_after`: None, or the request ("OPTIONS", "DESCRIBE", …) that gets no answer, or "PLAY:n" for n
-    pictures and then nothing. `damage`: share of packets with wrong bytes. `jump_s` is added to the times.
+    pictures and then nothing. `damage`: share of packets with wrong bytes, `loss`: of those that never come.
+    `jump_s` is added to the times.
     """
 
     video: list[bytes] = field(default_factory=encoded)
@@ -75,6 +76,7 @@ class Behaviour:
     path: str = "/cam"
     silent_after: str | None = None
     damage: float = 0.0
+    loss: float = 0.0
     jump_s: float = 0.0
 
 
@@ -263,7 +265,8 @@ class _Session:
                 header = struct.pack(
                     "!BBHII", 0x80, 96 | is_last << 7, sequence & 0xFFFF, stamp & 0xFFFFFFFF, 1
                 )
-                self._send(header + damaged)
+                if chance.random() >= behaviour.loss:
+                    self._send(header + damaged)
                 sequence += 1
             index += 1
             time.sleep(max(0.0, start + index / behaviour.fps - time.monotonic()))

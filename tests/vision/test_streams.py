@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 
 from tests.vision.http_cameras import HttpCameras
@@ -126,15 +127,20 @@ def test_silence_after_pictures_ends_sooner_than_opening_may_take(camera, transp
     assert time.monotonic() - started_at < PATIENT.open_s / 2
 
 
-def test_damaged_packets_are_counted_and_passed_over(camera):
-    """V7."""
-    camera.behaviour.damage = 0.3
+@pytest.mark.parametrize("transport", ["tcp", "udp"])
+@pytest.mark.parametrize("fault", ["damage", "loss"])
+def test_damaged_packets_are_counted_and_passed_over(camera, fault, transport):
+    """V7: pictures of several packets, some of which are wrong or never come."""
+    noise = np.random.default_rng(0).integers(0, 256, (96, 400, 3), np.uint8)
+    camera.behaviour.video = encoded(pictures=[noise[:, 8 * i : 8 * i + 160].copy() for i in range(10)])
+    setattr(camera.behaviour, fault, 0.05)
     camera.behaviour.fps = 50
-    with frames_of(camera.url()) as (source, frames):
-        taken = list(islice(frames, 20))
+    with frames_of(camera.url(), replace(PATIENT, transport=transport)) as (source, frames):
+        taken = list(islice(frames, 40))
 
-    assert len(taken) == 20
+    assert len(taken) == 40
     assert source.losses["damaged"] > 0
+    assert {frame.image.shape for frame in taken} == {(96, 160, 3)}
 
 
 def test_nothing_but_damage_is_silence(camera):
