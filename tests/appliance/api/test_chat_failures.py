@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -185,6 +186,25 @@ def test_a_failed_stream_ends_without_done(server: Running, monkeypatch: pytest.
         data = [json.loads(line[6:]) for line in lines if line]
     assert data[-1]["error"]["type"] == "server_error"
     assert set(data[-1]["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_does_not_answer_any_more(server: Running, stream: bool) -> None:
+    """What ends because of the engine, and not of the request, is a 503 to be sent again, with the reason."""
+    engine = server.engine
+    with ThreadPoolExecutor(1) as pool:
+        url, body = f"{server.url}/v1/chat/completions", ENDLESS | {"stream": stream}
+        asking = pool.submit(httpx.post, url, json=body, timeout=60)
+        wait_until(lambda: engine.stats().num_running == 1, "a running chat")
+        engine._loop.call_soon_threadsafe(engine._streams.end_all, "no sign of life for 30 s")
+        reply = asking.result()
+    engine._call(lambda inner: inner.abort(inner._requests.ids[0]) and None)
+    error = json.loads(reply.text.split("data: ")[-1])["error"]
+    assert (error["code"], error["type"]) == ("engine_unavailable", "server_error")
+    assert error["message"] == "the engine does not answer: no sign of life for 30 s"
+    assert "[DONE]" not in reply.text
+    assert stream or (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    wait_until(lambda: is_idle(engine), "an idle engine")
 
 
 @pytest.fixture
