@@ -22,7 +22,8 @@ SWEEP_EVERY_S = 3600.0
 STORED_AT_ONCE = 64
 MAX_HELD_BYTES = 16 * 2**20
 UNSTORED = "events that were not stored"
-"""Under this name they are counted."""
+GAPS = "events that Redis had forgotten"
+"""Under these names they are counted; of the latter it is not known how many there are at a time."""
 
 Store = Callable[[EventStore, Result, bool], object]
 
@@ -60,6 +61,11 @@ class Follower:
             self._history = newest if self._has_history else (0, 0)
         elif (last := _number(mark)) <= newest:
             self._last = last
+            if last < _number(await self._reader.first_id()):
+                self._num_failures[GAPS] += 1
+                logger.warning(
+                    "%s: Redis has forgotten some of what came since %s", self._reader.stream, mark
+                )
         # why: else the stream is another one than that which was read, and all in it is new
 
     async def run(self) -> None:

@@ -35,6 +35,11 @@ class ResultReader:
         newest: Any = await self._link.ask(lambda: self._link.commands.xrevrange(self.stream, count=1))
         return str(newest[0][0].decode()) if newest else "0-0"
 
+    async def first_id(self) -> str:
+        """The oldest result's entry id that is kept; "0-0" when there is none."""
+        oldest: Any = await self._link.ask(lambda: self._link.commands.xrange(self.stream, count=1))
+        return str(oldest[0][0].decode()) if oldest else "0-0"
+
     async def read(self, after_id: str, block_ms: float = 1000, max_results: int = 64) -> list[Result]:
         """Results after the entry `after_id` ("0-0": all that are kept), waiting up to `block_ms` for one.
 

@@ -1,6 +1,7 @@
 """What the front reads from Redis' streams becomes events, once, and is news only when it is new."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.events import EventFilter, EventStore
-from appliance.following import Follower, store_change
+from appliance.following import GAPS, Follower, store_change
 from appliance.jobs import encode_change
 from appliance.tasks import end_all
 from queues import EmbeddedServer, JobProducer, QueueConfig, ResultReader
@@ -34,6 +35,9 @@ class Front:
     shown: set[str]
     owed: list[str]
 
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+
     def look(self, store: EventStore) -> None:
         self.shown = {event.event_id for event in store.newest(EventFilter(), 100)}
         rows = store._database.execute("SELECT event_id FROM outbox ORDER BY id").fetchall()
@@ -49,7 +53,9 @@ async def front(
     with closing(EventStore(path)) as store:
         store.outbox.connect({"all": lambda kind, body: True})
         async with ResultReader(producer._url, CONFIG, stream=CONFIG.told) as reader:
-            follower = Follower(reader, store_change, store, has_history=has_history)
+            follower = Follower(
+                reader, store_change, store, has_history=has_history, num_failures=result.counts
+            )
             await follower.begin()
             task = asyncio.create_task(follower.run())
             yield result
@@ -89,6 +95,26 @@ async def test_a_restart_with_a_file_goes_on_where_it_was(producer: JobProducer,
     async with front(producer, path) as again:
         pass
     assert (again.shown, again.owed) == ({"b", "c"}, ["a", "b", "c"])
+
+
+async def test_what_redis_forgot_while_nobody_followed_is_told(
+    producer: JobProducer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps the newest only; a restart that finds all says nothing."""
+    path = tmp_path / "events.db"
+    async with front(producer, path):
+        tell(producer, "a", "b")
+    tell(producer, "c")
+    async with front(producer, path):
+        pass
+    assert not caplog.messages
+    tell(producer, "lost", "d")
+    producer._client.xtrim(CONFIG.told, maxlen=1, approximate=False)
+    async with front(producer, path) as again:
+        pass
+    assert again.shown == {"a", "b", "c", "d"}
+    assert "Redis has forgotten some of what came since" in caplog.text
+    assert again.counts[GAPS] == 1
 
 
 async def test_a_stream_that_began_anew_is_read_from_its_start(producer: JobProducer, tmp_path: Path) -> None:
