@@ -126,6 +126,18 @@ def test_stop_in_every_state_leaves_nothing(behaviour):
     assert set(psutil.Process().children()) <= set(children)
 
 
+@pytest.mark.parametrize("silent_after", ["OPTIONS", "DESCRIBE", "PLAY:30"])
+def test_stop_waits_for_no_deadline(silent_after):
+    """V3, V6: readers that are held for minutes yet are left behind by who stops."""
+    patient = {"open_s": 120.0, "first_frame_s": 120.0, "silence_s": 600.0}
+    with RtspServer(silent_after=silent_after) as server, EmbeddedServer() as redis:
+        with worker(redis, {"gate": {"source": server.url(), "stream": patient}}) as running:
+            until(lambda: server.num_connections > 0)
+            if silent_after == "PLAY:30":
+                until(lambda: running._cameras["gate"].reader.num_read > 0)
+        assert running._cameras["gate"].status({}).state == "stopped"
+
+
 def _grown(action: Callable[[], None], num: int) -> tuple[float, int, int]:
     """MB, threads and open files that `num` times `action` have added, after some to warm up."""
     process = psutil.Process()
