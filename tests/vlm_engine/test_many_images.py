@@ -15,15 +15,20 @@ from vlm_engine import Engine, EngineConfig
 NUM_IMAGES = int(os.environ.get("ENGINE_IMAGES", "150"))
 IMAGES_AT_ONCE = 5
 SIZE = (160, 128)
+CACHED = 100
 
 
 @pytest.mark.timeout(300 + NUM_IMAGES)
-def test_images_leave_no_memory_block_or_entry_behind(qwen3_vl_checkpoint: Path) -> None:
-    """E26: the pixels of one of these pictures are 0.5 MB; of the last half not five may stay."""
-    config = EngineConfig(
-        str(qwen3_vl_checkpoint), device="cpu", kv_cache_tokens=1024, encoder_cache_tokens=100
+@pytest.mark.parametrize("checkpoint", ["qwen3_vl_checkpoint", "smolvlm_checkpoint", "gemma3_checkpoint"])
+def test_images_leave_no_memory_block_or_entry_behind(
+    request: pytest.FixtureRequest, checkpoint: str
+) -> None:
+    """E26: in their size, as tiles, as squares; pixels are 0.5 MB (Qwen), not five of the last half may stay."""
+    folder: Path = request.getfixturevalue(checkpoint)
+    engine = Engine(
+        EngineConfig(str(folder), device="cpu", kv_cache_tokens=1024, encoder_cache_tokens=CACHED)
     )
-    engine = Engine(config)
+    prompt, _ = engine.prepare(ask("x", picture(0, SIZE), "?"))
     process, rss_mb = psutil.Process(), []
     for first in range(0, NUM_IMAGES, IMAGES_AT_ONCE):
         for number in range(first, first + IMAGES_AT_ONCE):
@@ -31,8 +36,8 @@ def test_images_leave_no_memory_block_or_entry_behind(qwen3_vl_checkpoint: Path)
         assert [reason for _, reason in drain(engine).values()] == ["length"] * IMAGES_AT_ONCE
         rss_mb.append(process.memory_info().rss / 2**20)
     stats, runner = engine.stats(), engine.runner
-    assert stats.num_encoded_images == NUM_IMAGES
+    assert stats.num_encoded_images == NUM_IMAGES * len(prompt.images)
     assert (stats.num_running, stats.num_waiting) == (0, 0)
-    assert len(runner._features) <= config.encoder_cache_tokens // 20
+    assert len(runner._features) <= CACHED // prompt.placeholders[0].length
     assert [len(held) for held in (runner._prompts, runner._choosers, runner._encoding)] == [0, 0, 0]
     assert rss_mb[-1] - rss_mb[len(rss_mb) // 2] < 2.5, [round(each) for each in rss_mb]
