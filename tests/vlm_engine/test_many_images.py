@@ -23,7 +23,7 @@ CACHED = 100
 def test_images_leave_no_memory_block_or_entry_behind(
     request: pytest.FixtureRequest, checkpoint: str
 ) -> None:
-    """E26: in their size, as tiles, as squares; pixels are 0.5 MB (Qwen), not five of the last half may stay."""
+    """E26: in their size, as tiles, as squares; pixels are 0.5 MB (Qwen), not five of the last half stay."""
     folder: Path = request.getfixturevalue(checkpoint)
     engine = Engine(
         EngineConfig(str(folder), device="cpu", kv_cache_tokens=1024, encoder_cache_tokens=CACHED)
