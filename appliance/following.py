@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice
 
-from appliance.events import EventStore, EventStoreError
+from appliance.events import COMPLAIN_EVERY_S, EventStore, EventStoreError
 from appliance.fates import LOST, LOST_AFTER_S, why_dropped
 from appliance.jobs import decode_change, decode_description
 from appliance.retention import SteadyClock
@@ -50,6 +50,7 @@ class Follower:
         self._has_history = has_history
         self._num_failures = Counter() if num_failures is None else num_failures
         self._held, self._num_bytes = deque[Result](), 0
+        self._complain_at = float("-inf")
         # why: what the store has forgotten must not come in again with the next start.
         self._mark = f"{reader.stream} of {reader.outage.url}"
         self._last, self._history = (0, 0), (0, 0)
@@ -94,9 +95,13 @@ class Follower:
         while self._num_bytes > MAX_HELD_BYTES and len(self._held) > 1:
             self._num_bytes -= _size(self._held.popleft())
             num_lost += 1
-        if num_lost:
-            self._num_failures[UNSTORED] += num_lost
-            logger.error("%s: %d more could not be stored and are lost", self._reader.stream, num_lost)
+        if not num_lost:
+            return
+        self._num_failures[UNSTORED] += num_lost
+        if time.monotonic() >= self._complain_at:
+            # why: from then on each that comes pushes one out
+            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
+            logger.error("%s: the oldest that could not be stored are lost", self._reader.stream)
 
     async def _store_held(self) -> None:
         while self._held:

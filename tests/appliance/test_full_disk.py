@@ -110,7 +110,12 @@ def producer() -> Iterator[JobProducer]:
 
 @pytest.mark.parametrize("room", [None, 30_000])
 async def test_what_comes_meanwhile_is_held_or_counted(
-    disk: Disk, store: EventStore, producer: JobProducer, monkeypatch: pytest.MonkeyPatch, room: int | None
+    disk: Disk,
+    store: EventStore,
+    producer: JobProducer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    room: int | None,
 ) -> None:
     """Longer than Redis keeps it; with too little room here too, the oldest are counted."""
     monkeypatch.setattr(following, "STORE_AGAIN_S", 0.1)
@@ -129,6 +134,7 @@ async def test_what_comes_meanwhile_is_held_or_counted(
         disk.make_room()
     assert ids(store) == [f"{n}" for n in range(counts[UNSTORED], 600)]
     assert (counts[UNSTORED] == 0) == (room is None)
+    assert caplog.text.count("are lost") == (room is not None)
     assert store.outbox.statuses()["all"].num_waiting == 600 - counts[UNSTORED]
 
 
