@@ -40,7 +40,7 @@ async def get_health(request: Request) -> Response:
     if request.scope["state"]["is_trusted"]:
         health["reasons"] = [
             *([f"engine: {reason}"] if reason else []),
-            *([f"queue: {queue['error']}: see that its Redis runs (redis.url)"] if "error" in queue else []),
+            *_queue_reasons(queue),
             *_camera_reasons(services, cameras),
             *([f"events: {problem}"] if (problem := services.events.problem) else []),
             *_output_reasons(outputs),
@@ -56,6 +56,13 @@ async def get_health(request: Request) -> Response:
 
 def _each(outputs: Mapping[str, OutputStatus]) -> dict[str, Any]:
     return {name: asdict(status) for name, status in outputs.items()}
+
+
+def _queue_reasons(queue: Mapping[str, Any]) -> Iterator[str]:
+    if "error" in queue:
+        yield f"queue: {queue['error']}: see that its Redis runs (redis.url)"
+    if dead := queue.get("dead"):
+        yield f"queue: {dead} jobs were given up: see 'appliance queue dead'"
 
 
 def _camera_reasons(services: Services, cameras: Sequence[CameraStatus] | None) -> Iterator[str]:

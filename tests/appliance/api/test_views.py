@@ -228,7 +228,9 @@ def test_health_tells_of_an_event_file_without_room(servers: Servers) -> None:
 def test_health_with_a_queue(servers: Servers) -> None:
     """Q3: dead letters are told where people look first."""
     running = servers.start(queue_status=a_queue)
-    queue = httpx.get(f"{running.url}/health").json()["queue"]
+    health = httpx.get(f"{running.url}/health").json()
+    queue = health["queue"]
+    assert health["reasons"][0] == "queue: 2 jobs were given up: see 'appliance queue dead'"
     assert (queue["status"], queue["depth"], queue["pending"], queue["dead"]) == ("ok", 3, 1, 2)
     servers.stop(running)
 
