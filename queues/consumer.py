@@ -43,13 +43,13 @@ def _delivery(
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
     expires_at = fields[b"expires_at"]
     job = Job(
-        job_id=fields[b"job_id"].decode(),
-        key=fields[b"key"].decode(),
+        job_id=_text(fields[b"job_id"]),
+        key=_text(fields[b"key"]),
         body=body,
         created_at=float(fields[b"created_at"]),
         expires_at=float(expires_at) if expires_at else None,
-        slot=fields.get(b"slot", b"").decode() or None,
-        permit=fields.get(b"permit", b"").decode(),
+        slot=_text(fields.get(b"slot", b"")) or None,
+        permit=_text(fields.get(b"permit", b"")),
     )
     queue_ms = max(0.0, now_ms - int(entry_id.partition(b"-")[0]))
     waited_ms = queue_ms if waited_ms is None else waited_ms
@@ -57,12 +57,17 @@ def _delivery(
     return Delivery(job, entry_id.decode(), times_delivered, queue_ms, waited_ms, num_replaced)
 
 
+def _text(found: bytes) -> str:
+    """What others may have added in another encoding stops nobody."""
+    return found.decode(errors="replace")
+
+
 def _present(rows: list[Any], bodies: list[bytes | None]) -> list[tuple[Any, bytes]]:
     return [(row, body) for row, body in zip(rows, bodies, strict=False) if body is not None]
 
 
 def _waits(flat: list[Any]) -> list[tuple[str, float]]:
-    return [(key.decode(), ms / 1000) for key, ms in zip(flat[::2], flat[1::2], strict=True)]
+    return [(_text(key), ms / 1000) for key, ms in zip(flat[::2], flat[1::2], strict=True)]
 
 
 async def forget_queue(url: str, config: QueueConfig) -> None:
@@ -247,14 +252,15 @@ class JobConsumer:
         return found or []
 
     async def _take(self, max_jobs: int, hold: Collection[str], left_s: float) -> list[Delivery]:
-        found = await self._ask_for(True, (max_jobs, *hold))
+        asked: tuple[Argument, ...] = (max_jobs, self.config.dead_max_len, *hold)
+        found = await self._ask_for(True, asked)
         if found or found is None or not left_s:
             return found or []
         # why: it sleeps until a job comes (also one since the last look), or silent workers are due.
         due_s = max(0.001, self._next_claim - time.monotonic())
         block_ms = _milliseconds(min(left_s, self.config.max_block_s, due_s))
         told = (self.config.stream, self._newest, block_ms)
-        return await self._ask_for(False, (max_jobs, *hold), told) or []
+        return await self._ask_for(False, asked, told) or []
 
     async def _ask_for(
         self,

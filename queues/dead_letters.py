@@ -99,8 +99,8 @@ class DeadLetters:
 def _letter(entry_id: str, fields: dict[bytes, bytes]) -> DeadLetter:
     return DeadLetter(
         entry_id=entry_id,
-        job_id=fields[b"job_id"].decode(),
-        key=fields[b"key"].decode(),
+        job_id=fields[b"job_id"].decode(errors="replace"),
+        key=fields[b"key"].decode(errors="replace"),
         times_delivered=int(fields[b"times_delivered"]),
         reason=fields[b"reason"].decode(errors="replace"),
         died_at=int(entry_id.partition("-")[0]) / 1000,

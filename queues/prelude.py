@@ -162,15 +162,38 @@ local function forget_lines()
   redis.call('DEL', turns, slots)
 end
 
-local function reindex()
+-- Why an entry that others added is no job; nil for one that is.
+local function fault_of(job)
+  for _, name in ipairs({'job_id', 'key', 'created_at', 'expires_at'}) do
+    if not job[name] then return 'it has no field ' .. name end
+  end
+  -- why: Lua takes more for a number than workers do
+  local function is_time(text) return string.match(text, '^[0-9.eE+-]+$') and tonumber(text) end
+  if not is_time(job.created_at) then return 'its created_at is no number' end
+  if job.expires_at ~= '' and not is_time(job.expires_at) then return 'its expires_at is no number' end
+  if not string.match(job.num_replaced or '0', '^%d+$') then return 'its num_replaced is no number' end
+end
+
+local function bury_stranger(entry_id, job, fault, max_len)
+  job.job_id, job.key, job.created_at = job.job_id or entry_id, job.key or '', job.created_at or '0'
+  has_body(entry_id, job)
+  bury(entry_id, job, 0, 'not a job: ' .. fault, max_len)
+end
+
+local function reindex(dead_max_len)
   local pending = {}
   for _, row in ipairs(redis.call('XPENDING', stream, group, '-', '+', 1000000)) do pending[row[1]] = true end
   for _, entry in ipairs(redis.call('XRANGE', stream, '-', '+')) do
     if not pending[entry[1]] and redis.call('HEXISTS', slots, entry[1]) == 0 then
       local job = fields_of(entry)
-      has_body(entry[1], job)
-      join(job.key, entry[1], job.slot or '', next_place())
-      count(load(job.key), redis.call('STRLEN', body_key(entry[1])))
+      local fault = fault_of(job)
+      if fault then
+        bury_stranger(entry[1], job, fault, dead_max_len)
+      else
+        has_body(entry[1], job)
+        join(job.key, entry[1], job.slot or '', next_place())
+        count(load(job.key), redis.call('STRLEN', body_key(entry[1])))
+      end
     end
   end
 end

@@ -118,17 +118,18 @@ TAKE = (
     LINES
     + """
 -- Takes the oldest job of the key whose turn it is, again and again, and copies the first one's body to the
--- key `hand`, for a command behind this one. ARGV: hand, is_first, max_jobs, then keys to pass over.
+-- key `hand`, for a command behind this one. ARGV: hand, is_first, max_jobs, dead_max_len, then keys to pass
+-- over.
 -- Returns the server's time, (entry_id, fields, ms that its place waited)..., of the keys that still wait a
 -- flat list of (key, ms that its first place waits), the same of jobs that expired meanwhile, and the newest
 -- entry's id, behind which the stream tells of the next put. Who looked a moment ago (not is_first) need not
 -- look again for what others added, and knows that id.
 local hand, is_first, max_jobs, passed = ARGV[3], ARGV[4] == '1', tonumber(ARGV[5]), {}
-for i = 6, #ARGV do passed[ARGV[i]] = true end
+for i = 7, #ARGV do passed[ARGV[i]] = true end
 local now, found, waits, expired = now_ms(), {}, {}, {}
 if is_first
   and redis.call('XLEN', stream) > redis.call('XPENDING', stream, group)[1] + redis.call('HLEN', slots) then
-  reindex()
+  reindex(ARGV[6])
 end
 
 -- The turns as they stand, read again after each change.

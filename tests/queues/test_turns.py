@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from queues import Delivery, EmbeddedServer, JobConsumer, JobProducer, ResultReader, forget_queue
+from queues import DeadLetters, Delivery, EmbeddedServer, JobConsumer, JobProducer, ResultReader, forget_queue
 from tests.queues.helpers import FAST, body_sizes, die, make_job, raw_client
 
 QUIET = [f"quiet-{number}" for number in range(7)]
@@ -242,6 +242,44 @@ async def test_jobs_that_an_older_version_left(server: EmbeddedServer, consumer:
     ]
     for delivery in taken:
         assert await consumer.finish(delivery, b"result")
+    check_books(server)
+
+
+_WHOLE = {"job_id": "odd", "key": "cam", "created_at": "1.5", "expires_at": "", "body": "frame"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"some": "thing"}, "it has no field job_id"),
+        ({name: text for name, text in _WHOLE.items() if name != "expires_at"}, "it has no field expires_at"),
+        (_WHOLE | {"created_at": "0x10"}, "its created_at is no number"),
+        (_WHOLE | {"expires_at": "soon"}, "its expires_at is no number"),
+        (_WHOLE | {"num_replaced": "1.5"}, "its num_replaced is no number"),
+    ],
+)
+async def test_what_is_no_job_holds_up_nobody(
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer, fields: dict[str, str], fault: str
+) -> None:
+    """Q3: somebody else wrote into the stream; the dead letter says what is missing."""
+    with raw_client(server) as client:
+        client.xadd(FAST.stream, fields)
+    producer.put(make_job("good"))
+    assert names(await consumer.take(4, 20_000)) == ["good"]
+    with DeadLetters(server.url, FAST) as letters:
+        [letter] = letters.newest()
+        assert (letter.reason, letter.key) == (f"not a job: {fault}", fields.get("key", ""))
+        assert letter.num_bytes == len(fields.get("body", ""))
+        assert letters.status().dropped == {"dead": 1}
+    check_books(server)
+
+
+async def test_a_job_in_another_encoding_is_worked_on(server: EmbeddedServer, consumer: JobConsumer) -> None:
+    with raw_client(server) as client:
+        client.xadd(FAST.stream, _WHOLE | {"key": "caf\u00e9".encode("latin-1")})
+    [delivery] = await consumer.take(4, 20_000)
+    assert (delivery.job.key, delivery.job.body) == ("caf\ufffd", b"frame")
+    assert await consumer.finish(delivery, b"result")
     check_books(server)
 
 
