@@ -1,7 +1,8 @@
 """What cameras allow of their pictures, as the queue knows it; jobs that are allowed no more are dropped."""
 
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 
 from appliance.camera_settings import CameraSettings
@@ -13,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 PAUSED = "paused"
 REMOVED = "removed"
+TELL_AGAIN_S = 2.0
 
 Cameras = Mapping[str, CameraSettings]
 
@@ -36,24 +38,48 @@ def changed_permits(old: Cameras, new: Cameras) -> Iterator[tuple[str, str]]:
 
 
 class Permits:
-    """Tells the queue of permits; what it could not be told is told later."""
+    """Tells the queue of permits; what it could not be told is told later.
 
-    def __init__(self, producer: JobProducer, cameras: Cameras) -> None:
+    What hides something is told again and again: a server that came back empty has forgotten it, and what
+    was taken before is still in somebody's hand.
+    """
+
+    def __init__(
+        self, producer: JobProducer, cameras: Cameras, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._producer = producer
+        self._clock = clock
+        self._again_at = clock() + TELL_AGAIN_S
         self._due = {name: permit_of(camera) for name, camera in cameras.items()}
+        self._hiding = _hiding(cameras)
 
     def change(self, old: Cameras, new: Cameras) -> None:
         """The cameras are others now."""
         self._due |= dict(changed_permits(old, new))
+        self._hiding = _hiding(new)
         self.tell()
 
     def tell(self) -> None:
         """Tell what is due; never raises for an outage."""
         while self._due:
             name, permit = next(iter(self._due.items()))
-            try:
-                self._producer.permit(name, permit)
-            except QueueError as error:
-                logger.debug("camera=%s its permit was not told: %s", name, error)
+            if not self._is_told(name, permit):
                 return
             del self._due[name]
+        if self._clock() >= self._again_at:
+            self._again_at = self._clock() + TELL_AGAIN_S
+            for name, permit in self._hiding.items():
+                if not self._is_told(name, permit, is_again=True):
+                    return
+
+    def _is_told(self, name: str, permit: str, *, is_again: bool = False) -> bool:
+        try:
+            self._producer.permit(name, permit, is_again=is_again)
+        except QueueError as error:
+            logger.debug("camera=%s its permit was not told: %s", name, error)
+            return False
+        return True
+
+
+def _hiding(cameras: Cameras) -> dict[str, str]:
+    return {name: permit for name, camera in cameras.items() if (permit := permit_of(camera))}

@@ -86,12 +86,13 @@ class JobProducer:
 
         self._call(append, [])
 
-    def permit(self, key: str, permit: str) -> int:
+    def permit(self, key: str, permit: str, *, is_again: bool = False) -> int:
         """From now on only jobs of `key` with this permit are worked on; how many that waited were dropped.
 
-        Raises `QueueUnavailable`, and may be repeated.
+        What is said `is_again` holds only where the server knows of no permit. Raises `QueueUnavailable`, and
+        may be repeated.
         """
-        return int(self._call(self._permit, [key, permit]))
+        return int(self._call(self._permit, [key, permit, int(is_again)]))
 
     def count_drop(self, reason: str, number: int = 1) -> None:
         """Count jobs that this producer gave up by itself; all processes see them after its next `put`."""

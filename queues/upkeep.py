@@ -6,8 +6,9 @@ PERMIT = (
     LINES
     + """
 -- Says what the jobs of a key have to have as their `permit` from now on, and drops those that wait without.
--- ARGV: key, permit. Returns how many were dropped.
+-- ARGV: key, permit, is_again. Returns how many were dropped. What is said again changes no newer word.
 local key, permit, withdrawn = ARGV[3], ARGV[4], 0
+if ARGV[5] == '1' and redis.call('HEXISTS', permits, key) == 1 then return 0 end
 -- why: a full memory allows growing after that.
 redis.call('HDEL', permits, key)
 redis.call('HSET', permits, key, permit)

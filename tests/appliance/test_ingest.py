@@ -14,12 +14,12 @@ from appliance.board import MAX_ASKED, AskedTooOftenError, BoardReader, BoardWri
 from appliance.collecting import collect_s
 from appliance.ingest import VisionWorker, _follow_changes
 from appliance.jobs import CameraStatus, decode_change, decode_job, frame_key
-from appliance.permits import permit_of
+from appliance.permits import TELL_AGAIN_S, Permits, permit_of
 from appliance.settings import Settings, load_settings, to_json
 from appliance.view_settings import PrivacySettings
-from queues import EmbeddedServer, JobConsumer, QueueUnavailable, connect
+from queues import EmbeddedServer, JobConsumer, JobProducer, QueueUnavailable, connect
 from tests.appliance.running import until
-from tests.queues.helpers import kill_server
+from tests.queues.helpers import kill_server, make_job
 from tests.queues.servers import Server, started
 from vision import sources
 from vision.errors import UnknownClass
@@ -401,6 +401,27 @@ async def test_jobs_of_before_are_dropped_when_a_camera_is_masked_paused_or_remo
         assert status.dropped["withdrawn"] == sum(before[name] for name in ("masked", "paused", "gone"))
         jobs = [delivery.job for delivery in await consumer.take(50)]
     assert {job.permit for job in jobs} == {permit_of(camera), permit_of(masked)} == {"", permit_of(masked)}
+
+
+async def test_what_is_hidden_stays_so_when_redis_comes_back_empty():
+    """A frame of before the mask is still with the model, and the queue has forgotten that there is one."""
+    chosen, now = settings("hidden", yard=LIVE), 0.0
+    masked = {"yard": chosen.cameras["yard"].model_copy(update={"privacy": PrivacySettings(mask=MASK)})}
+    with EmbeddedServer() as server, JobProducer(server.url, chosen.queue) as producer:
+        async with JobConsumer(server.url, chosen.queue) as consumer:
+            permits = Permits(producer, chosen.cameras, lambda: now)
+            permits.tell()
+            producer.put(make_job("before", key="yard"))
+            [in_hand] = await consumer.take(1, 20_000)
+            permits.change(chosen.cameras, masked)
+            assert await consumer.is_withdrawn(in_hand)
+            await asyncio.to_thread(kill_server, server)
+            assert await asyncio.to_thread(server.ensure_running)
+            now = TELL_AGAIN_S
+            async with asyncio.timeout(30):
+                while not await consumer.is_withdrawn(in_hand):
+                    await asyncio.to_thread(permits.tell)
+                    now += TELL_AGAIN_S
 
 
 def test_a_worker_waits_for_cameras_that_are_paused(server, monkeypatch):

@@ -48,6 +48,21 @@ async def test_what_is_in_hand_or_with_a_dead_worker_is_known(
     assert told == {"abandoned": b"withdrawn", "held": b"withdrawn"}
 
 
+async def test_what_is_said_again_changes_no_newer_word(
+    server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
+) -> None:
+    """And holds where the server has forgotten that there was one."""
+    await consumer.permit("cam", "newer")
+    producer.put(replace(make_job("new"), permit="newer"))
+    assert producer.permit("cam", "older", is_again=True) == 0
+    [held] = await consumer.take(1)
+    assert not await consumer.is_withdrawn(held)
+    with raw_client(server) as client:
+        client.delete(FAST.key("permits"))
+    producer.permit("cam", "older", is_again=True)
+    assert await consumer.is_withdrawn(held)
+
+
 async def test_a_dead_letter_comes_back_with_its_own_permit(
     server: EmbeddedServer, producer: JobProducer, consumer: JobConsumer
 ) -> None:
