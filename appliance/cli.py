@@ -37,6 +37,9 @@ app.add_typer(outputs, name="outputs")
 app.add_typer(queue, name="queue")
 
 
+DEMO_CONFIG = Path(__file__).parent / "demo" / "demo.yaml"
+
+
 class Speed(StrEnum):
     """How fast recorded video is played."""
 
@@ -212,7 +215,10 @@ def chat(
 
 @app.command()
 def demo(
-    config: ConfigOption = None,
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", show_default=False, help="YAML settings in place of the demo's own."),
+    ] = DEMO_CONFIG,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
     ] = None,

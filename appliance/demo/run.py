@@ -32,7 +32,7 @@ def run_demo(settings: Settings, seconds: float | None = None) -> None:
     appliance does not come up.
     """
     if not settings.cameras:
-        raise SettingsError("cameras is empty: the demo needs one, as in configs/demo.yaml")
+        raise SettingsError("cameras is empty: name one, or leave out --config, which shows the demo's own")
     started_at = time.monotonic()
     settings = _with_port(settings)
     url = settings.server.url

@@ -196,8 +196,11 @@ def test_ingest_needs_a_redis_and_cameras():
     assert "cameras is empty" in refusal("ingest", "--redis", "redis://127.0.0.1:1")
 
 
-def test_demo_needs_a_camera():
-    assert "cameras is empty" in refusal("demo")
+def test_demo_needs_a_camera(tmp_path):
+    file = tmp_path / "none.yaml"
+    file.write_text("server: {port: 0}")
+
+    assert "cameras is empty" in refusal("demo", "--config", str(file))
 
 
 def test_serve_on_a_network_needs_a_key():

@@ -56,11 +56,15 @@ def test_the_demo_shows_everything_and_leaves_nothing(config, tmp_path):
     assert all(line.startswith("appliance: ") for line in told)
 
 
-def test_the_demo_ends_by_itself_when_told_so(config, tmp_path):
-    with running(tmp_path, "demo", "--config", config, "--seconds", "1") as command:
+@pytest.mark.parametrize("is_own", [True, False])
+def test_the_demo_ends_by_itself_when_told_so(config, tmp_path, is_own):
+    """Without a file it has its own cameras, wherever it is called."""
+    given = ["--config", config] if is_own else ["--port", "0"]
+    with running(tmp_path, "demo", *given, "--seconds", "1") as command:
         until(lambda: len(command.family()) > 1)
         assert command.process.wait(START_S) == 0
         command.assert_nothing_is_left()
+    assert "2 cameras are watched" in command.stdout
 
 
 def test_a_demo_that_cannot_start_says_why(config, tmp_path):
