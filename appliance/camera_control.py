@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from appliance.board import BoardReader
 from appliance.camera_settings import CameraSettings
 from appliance.frigate import in_our_words, in_written_words
+from appliance.model_check import check_classes, known_classes, refuse_classes
 from appliance.permits import Cameras, changed_permits
 from appliance.processes import Child, Supervisor
 from appliance.reloading import tell_changes
@@ -66,6 +67,7 @@ class CameraControl:
         self._settings = settings.model_copy(update={"redis": RedisSettings(url=redis_url)})
         self._board = board
         self._start = start
+        self._classes = known_classes(settings)
         self.permit: Callable[[str, str], Awaitable[object]] | None = None
         self.on_change: Callable[[Sequence[str]], object] = lambda names: None
         self._worker = self._started() if settings.cameras else None
@@ -156,7 +158,11 @@ class CameraControl:
             await self._tell(self._settings.model_copy(update={"cameras": cameras}))
 
     async def reload(self, settings: Settings) -> None:
-        """Makes the cameras those of `settings`; what else is in them waits for the next start."""
+        """Makes the cameras those of `settings`; what else is in them waits for the next start.
+
+        Raises `SettingsError` for a class that the detector does not give; nothing changes then.
+        """
+        refuse_classes(settings, self._settings, self._classes)
         await self._tell(self._settings.model_copy(update={"cameras": settings.cameras}))
 
     def _dumped(self) -> dict[str, Any]:
@@ -174,7 +180,14 @@ class CameraControl:
         if known is None or known.source != checked.cameras[name].source:
             _check_source(checked.cameras[name])
         cameras = {**self._settings.cameras, name: checked.cameras[name]}
-        await self._tell(self._settings.model_copy(update={"cameras": cameras}))
+        settings = self._settings.model_copy(update={"cameras": cameras})
+        self._check_classes(settings, f"cameras.{name}.")
+        await self._tell(settings)
+
+    def _check_classes(self, settings: Settings, prefix: str) -> None:
+        for finding in check_classes(settings, self._classes) if self._classes else ():
+            if finding.path.startswith(prefix):
+                raise CameraRefused(finding.text, finding.path.removeprefix(prefix))
 
     async def permit_all(self) -> None:
         """Tell the queue of the cameras that there are."""

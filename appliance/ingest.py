@@ -312,7 +312,8 @@ def run_ingest(settings: Settings, load: Callable[[], Settings] | None = None) -
     set_up_logging(logging.INFO)
     stop, worker = stop_on_signals(), VisionWorker(settings, settings.redis.address)
     if load is not None:
-        signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, telling(load, settings)))
+        load_again = telling(load, settings)
+        signal.signal(signal.SIGHUP, lambda *_: reload_into(worker, load_again))
     worker.run(stop, until_ended=True)
 
 

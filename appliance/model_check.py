@@ -1,12 +1,12 @@
 """Whether the models that settings name are there and can do what is asked of them; nothing is loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from appliance.findings import Finding, Weight
 from appliance.frigate import WRITTEN
-from appliance.settings import BUNDLED_DETECTOR, Settings
+from appliance.settings import BUNDLED_DETECTOR, Settings, SettingsError
 from appliance.view_settings import ViewSettings
 from vision.trigger import SCENE
 
@@ -16,8 +16,7 @@ _EXPECT = "name a real model, or expect nonsense"
 
 def check_detector(settings: Settings) -> Iterator[Finding]:
     """Its file, its runtime, and every class that is named anywhere."""
-    from vision.class_names import class_names
-    from vision.errors import ModelUnsupported, UnknownClass
+    from vision.errors import ModelUnsupported
     from vision.runtimes import check_runtime
 
     detector, is_named = settings.detector, "detector.model"
@@ -34,18 +33,44 @@ def check_detector(settings: Settings) -> Iterator[Finding]:
         yield Finding(is_named, str(error))
         return
     yield from _check_openvino(settings)
-    named = [(where, labels) for where, labels in _named_classes(settings) if labels]
-    if not named:
+    if not any(labels for _, labels in _named_classes(settings)):
         return
-    if (names := class_names(path)) is None:
+    if (names := known_classes(settings)) is None:
         yield Finding(is_named, f"the classes of {detector.model} are known when it is loaded", "unchecked")
         return
-    for where, labels in named:
+    yield from check_classes(settings, names)
+
+
+def known_classes(settings: Settings) -> tuple[str, ...] | None:
+    """The classes that the detector's file names; None where only who loads it knows them."""
+    from vision.class_names import class_names
+
+    return class_names(Path(settings.detector.model).expanduser())
+
+
+def check_classes(settings: Settings, names: Sequence[str]) -> Iterator[Finding]:
+    """Every class that is named anywhere and is none of what a detector of these class `names` gives."""
+    from vision.errors import UnknownClass
+
+    detector = settings.detector
+    for where, labels in _named_classes(settings):
         known = names if where == "detector.classes" else detector.classes or names
         if unknown := [label for label in labels if label not in known]:
             # why: other machines, with detectors of their own, may send events through this one
             weight: Weight = "warning" if where.startswith("outputs.") else "problem"
-            yield Finding(where, str(UnknownClass(unknown, known, f"the detector {path.name}")), weight)
+            text = str(UnknownClass(unknown, known, f"the detector {Path(detector.model).name}"))
+            yield Finding(where, text, weight)
+
+
+def refuse_classes(wanted: Settings, used: Settings, names: Sequence[str] | None) -> None:
+    """Raises `SettingsError` where cameras are wanted with classes that the detector in use does not give.
+
+    `names` are what it can tell apart; with None they are not known, and nothing is refused.
+    """
+    again = wanted.model_copy(update={"detector": used.detector})
+    found = check_classes(again, names) if names else ()
+    if lines := [str(finding) for finding in found if finding.weight == "problem"]:
+        raise SettingsError("\n".join(lines))
 
 
 def _check_openvino(settings: Settings) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from appliance.describe_settings import ViewDescribeSettings
+from appliance.model_check import known_classes, refuse_classes
 from appliance.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -25,10 +26,12 @@ def tell_changes(used: Settings, wanted: Settings) -> None:
 
 
 def telling(load: Callable[[], Settings], used: Settings) -> Callable[[], Settings]:
-    """`load`, told of in the log; it raises what that raises."""
+    """`load`, told of in the log; it raises what that raises, and `SettingsError` for an unknown class."""
+    names = known_classes(used)
 
     def load_again() -> Settings:
         wanted = load()
+        refuse_classes(wanted, used, names)
         tell_changes(used, wanted)
         return wanted
 

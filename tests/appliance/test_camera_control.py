@@ -13,6 +13,7 @@ import pytest
 from appliance.board import BoardReader
 from appliance.camera_control import CameraControl, CameraExists, CameraRefused, reload_from
 from appliance.processes import Child, Supervisor
+from appliance.reloading import telling
 from appliance.settings import Settings, SettingsError, load_settings
 from queues import QueueUnavailable
 from tests.appliance.running import until
@@ -139,6 +140,63 @@ async def test_what_cannot_be_names_its_key_and_no_secret(told, name, keys, fiel
     assert refused.value.field == field
     assert "s3cret" not in str(refused.value)
     assert told.control.names == ("file",)
+
+
+AREA = "0,0,1,0,1,1"
+
+
+@pytest.mark.parametrize(
+    ("keys", "field"),
+    [
+        ({"objects": {"track": ["person", "cart"]}}, "objects.track"),
+        ({"objects": {"filters": {"cart": {"min_score": 0.5}}}}, "objects.filters"),
+        ({"describe": {"objects": ["cart"]}}, "describe.objects"),
+        ({"describe": {"object_prompts": {"scene": "What?", "cart": "Whose?"}}}, "describe.object_prompts"),
+        ({"zones": {"z": {"coordinates": AREA, "objects": ["cart"]}}}, "zones.z.objects"),
+        ({"lines": {"kerb": {"coordinates": "0,0,1,1", "objects": ["cart"]}}}, "lines.kerb.objects"),
+    ],
+)
+async def test_a_class_that_the_detector_does_not_give_changes_nothing(told, keys, field):
+    """V18: the detector would be asked for it in vain, and the camera would not run."""
+    for asking in (told.control.change("file", keys), told.control.add("gate", {"source": URL, **keys})):
+        with pytest.raises(
+            CameraRefused, match=r"has no class 'cart'\. It knows: person, bicycle, "
+        ) as refused:
+            await asking
+        assert refused.value.field == field
+    assert told.control.settings_of("file")["objects"]["track"] is None
+    await told.control.change("file", {"enabled": False})
+    assert set(told.cameras(2)) == {"file"}
+
+
+async def test_a_class_of_the_detector_that_was_not_asked_of_it_is_refused(tmp_path):
+    detector = {"classes": ["person"]}
+    control = CameraControl(
+        load_settings(None, {"detector": detector}),
+        "redis://127.0.0.1:1",
+        board := BoardReader("redis://127.0.0.1:1", ()),
+        lambda payload: pytest.fail("no camera is to be started"),
+    )
+    with pytest.raises(CameraRefused, match=r"has no class 'car'\. It knows: person\."):
+        await control.add("gate", {"source": URL, "objects": {"track": ["car"]}})
+    await board.close()
+
+
+@pytest.mark.parametrize("where", ["cameras.file.objects.track", "objects.track"])
+async def test_a_reload_with_a_class_that_is_not_known_changes_nothing(told, caplog, where):
+    """Nor does the detector that the file names by now make it known: it waits for the next start."""
+    objects = {"objects": {"track": ["cart"]}}
+    file = {"source": "/srv/yard.mp4"}
+    cameras = {"file": file | objects} if where.startswith("cameras") else {"file": file}
+    more = {} if where.startswith("cameras") else objects
+    wanted = load_settings(None, {"detector": {"model": "other.pt"}, "cameras": cameras, **more})
+    await reload_from(told.control, lambda: wanted, told.settings)
+    with pytest.raises(SettingsError, match=f"{where}: the detector .* has no class 'cart'"):
+        telling(lambda: wanted, told.settings)()
+
+    assert f"not read again: {where}: the detector yolo26n-scenes.pt has no class 'cart'" in caplog.text
+    await told.control.change("file", {"enabled": False})
+    assert told.cameras(2)["file"]["source"] == "/srv/street.mp4"
 
 
 async def test_the_queue_is_told_what_a_camera_allows(told):
