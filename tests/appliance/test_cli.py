@@ -223,7 +223,6 @@ def test_chat_with_two_pictures_or_none(tmp_path):
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(600)
 def test_ctrl_c_ends_a_replay_with_130_and_keeps_what_was_written(qwen3_vl_checkpoint, tmp_path):
     output = tmp_path / "out.jsonl"
     arguments = ("--vlm", str(qwen3_vl_checkpoint), "--cooldown", "0", "--output", str(output))

@@ -9,7 +9,7 @@ import yaml
 
 from tests.appliance.running import START_S, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 

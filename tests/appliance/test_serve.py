@@ -25,7 +25,7 @@ from appliance.client import ApplianceClient, ClientError, user_message
 from tests.appliance.outputs.receiver import Receiver, receiving
 from tests.appliance.running import START_S, Running, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.e2e
 
 CAMERAS = {
     "street": {"source": "synthetic://street?seed=3&fps=5&live=1"},

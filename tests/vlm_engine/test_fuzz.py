@@ -140,7 +140,7 @@ class Fuzz:
         self.engine.check_integrity()
 
 
-@pytest.mark.timeout(300 + NUM_REQUESTS)
+@pytest.mark.timeout(900 + NUM_REQUESTS)
 def test_random_requests(qwen3_vl_checkpoint: Path) -> None:
     """2,000 by ``FUZZ_REQUESTS``: cancels, deadlines, refusals, forms, several answers, priorities."""
     fuzz = Fuzz(qwen3_vl_checkpoint, seed=NUM_REQUESTS)

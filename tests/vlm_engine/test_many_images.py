@@ -18,7 +18,7 @@ SIZE = (160, 128)
 CACHED = 100
 
 
-@pytest.mark.timeout(300 + NUM_IMAGES)
+@pytest.mark.timeout(900 + NUM_IMAGES)
 @pytest.mark.parametrize("checkpoint", ["qwen3_vl_checkpoint", "smolvlm_checkpoint", "gemma3_checkpoint"])
 def test_images_leave_no_memory_block_or_entry_behind(
     request: pytest.FixtureRequest, checkpoint: str
