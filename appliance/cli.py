@@ -1,6 +1,8 @@
 """The command line. Heavy parts are imported inside the commands: help and mistakes answer at once."""
 
+import sys
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -72,6 +74,9 @@ CooldownOption = Annotated[
 def main() -> None:
     """The `appliance` command."""
     leave_garbage()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # why: a name of a file may be any bytes, and a terminal may lack letters
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()
 
 

@@ -65,7 +65,9 @@ def readable_errors() -> Iterator[None]:
         typer.echo(f"appliance: {error}", err=True)
         raise typer.Exit(EXIT_SIGNAL + error.number) from None
     except _expected_errors() as error:
-        for line in str(error).splitlines():
+        from vision.readable import readable
+
+        for line in readable(str(error)).splitlines():
             typer.echo(f"appliance: {line}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
 

@@ -32,15 +32,16 @@ def check(
     Files, classes, addresses and what the models can do are looked at; nothing is loaded or connected to.
     """
     from appliance.settings_check import ALL_CHECKS, look_at
+    from vision.readable import readable
 
     settings, wrong, findings = look_at(file, {}, ALL_CHECKS)
     wrong += [f"{file}: {found}" for found in findings if found.weight in {"problem", "awaited"}]
     notes = [f"  {_NOTES[found.weight]}  {found}" for found in findings if found.weight in _NOTES]
     if settings is None or wrong:
         for line in (*(f"appliance: {line}" for line in wrong), *notes):
-            typer.echo(line, err=True)
+            typer.echo(readable(line), err=True)
         raise typer.Exit(EXIT_PARTIAL)
-    typer.echo("\n".join([f"{file} can be used:", *_lines(settings), *notes]))
+    typer.echo(readable("\n".join([f"{file} can be used:", *_lines(settings), *notes])))
 
 
 def _lines(settings: "Settings") -> Iterator[str]:

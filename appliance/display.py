@@ -13,6 +13,7 @@ from appliance.describer import Describer
 from appliance.player import PlayCounts
 from queues.consumer import JobConsumer
 from queues.errors import QueueError
+from vision.readable import readable
 
 REFRESH_S = 0.25
 
@@ -45,7 +46,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line about the run itself."""
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._console.print(escape(readable(text)), highlight=False, soft_wrap=True)
 
     def hint(self, text: str) -> None:
         """What is going on now; only where somebody watches."""

@@ -18,6 +18,7 @@ from vision.detector import Detector
 from vision.errors import VisionError
 from vision.live_clock import FrameGate
 from vision.pipeline import FrameResult, Pipeline
+from vision.readable import readable
 from vision.sources import FrameSource
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Player:
                         result.observation,
                         self._settings,
                         job_id=job_id,
-                        source=recording.uri,
+                        source=readable(recording.uri),
                         is_live=False,
                         view=view,
                     )

@@ -1,12 +1,12 @@
 """What `replay` is asked to play: the command line's paths and addresses as a checked list."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from vision.errors import SourceNotFound, SourceUnsupported
+from vision.errors import SourceError, SourceNotFound, SourceUnreadable, SourceUnsupported
 from vision.options import SourceOptions
 from vision.sources import FrameSource, open_source
 from vision.stills import IMAGE_SUFFIXES
@@ -41,23 +41,39 @@ class Recording:
 def find_recordings(sources: Sequence[str]) -> list[Recording]:
     """Every video and picture that the `sources` mean, each opened once to see that it can be.
 
-    Raises a `vision.errors.SourceError` for the first that cannot, or that is live or has no end.
+    Raises a `vision.errors.SourceError` with a line for each that cannot, or that is live or has no end.
     """
     found: list[Recording] = []
-    for uri in (uri for source in sources for uri in _expand(source)):
-        if is_stream(uri):
-            raise SourceUnsupported(
-                f"{shown_address(uri)} is a live stream, and replay plays recordings: "
-                "name it under cameras: for serve"
-            )
-        name = _unused_name(_plain_name(uri), {recording.name for recording in found})
-        source = open_source(uri, camera=name)
+    errors: list[SourceError] = []
+    for source in sources:
         try:
-            _check_length(uri, source)
-            found.append(Recording(name, uri, source.is_video, source.num_frames))
-        finally:
-            source.close()
+            uris = _expand(source)
+        except SourceError as error:
+            errors.append(error)
+            continue
+        for uri in uris:
+            try:
+                found.append(_recording(uri, {recording.name for recording in found}))
+            except SourceError as error:
+                errors.append(error)
+    if errors:
+        raise type(errors[0])("\n".join(dict.fromkeys(map(str, errors))))
     return found
+
+
+def _recording(uri: str, used: set[str]) -> Recording:
+    if is_stream(uri):
+        raise SourceUnsupported(
+            f"{shown_address(uri)} is a live stream, and replay plays recordings: "
+            "name it under cameras: for serve"
+        )
+    name = _unused_name(_plain_name(uri), used)
+    source = open_source(uri, camera=name)
+    try:
+        _check_length(uri, source)
+        return Recording(name, uri, source.is_video, source.num_frames)
+    finally:
+        source.close()
 
 
 def _check_length(uri: str, source: FrameSource) -> None:
@@ -70,16 +86,18 @@ def _check_length(uri: str, source: FrameSource) -> None:
         raise SourceUnsupported(f"{uri} has no end: say how many frames are played, as in {example}")
 
 
-def _expand(source: str) -> Iterator[str]:
+def _expand(source: str) -> list[str]:
     folder = Path(source).expanduser()
     if "://" in source or not folder.is_dir():
-        yield source
-        return
+        return [source]
     wanted = VIDEO_SUFFIXES | IMAGE_SUFFIXES
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in wanted and path.is_file())
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in wanted and path.is_file())
+    except OSError as error:
+        raise SourceUnreadable(f"folder {folder} cannot be read: {error.strerror}") from error
     if not files:
         raise SourceNotFound(f"folder {folder} holds no video and no picture")
-    yield from map(str, files)
+    return [str(file) for file in files]
 
 
 def _plain_name(uri: str) -> str:

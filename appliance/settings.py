@@ -59,6 +59,8 @@ MOST_ROUNDS = 10
 """How often mistakes are taken out to see what is behind them."""
 
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
+_NO_UTF8 = "is no UTF-8, as settings have to be: a file or folder of such a name needs another one"
+_BYTES = {"string_unicode", "path_type"}
 _SECRET = {"source", "path", "url", "api_key", "password", "secret", "headers"}
 
 
@@ -318,6 +320,8 @@ def _explain(problems: Iterable[Mapping[str, Any]], renamed: Mapping[str, str]) 
             yield f"{_dotted(location[:-2])}: the name {problem['input']!r} is no text: put it in quotes"
         elif problem["type"] in _UNKNOWN:
             yield f"{written}: {_why_unknown(location)}"
+        elif problem["type"] in _BYTES and isinstance(problem["input"], str):
+            yield f"{written}: {_NO_UTF8}"
         elif problem["type"] == "missing":
             yield f"{written}: is missing and has no default"
         else:

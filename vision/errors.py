@@ -20,9 +20,17 @@ Every message names the file, model or value and says what to do about it.
 
 from collections.abc import Iterable
 
+from vision.readable import readable
+
 
 class VisionError(Exception):
-    """Any error of this package that a caller may want to catch."""
+    """Any error of this package that a caller may want to catch.
+
+    Its text can be written as UTF-8 whatever names of files are in it (see `vision.readable`).
+    """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(readable(text))
 
 
 class SourceError(VisionError):

@@ -18,6 +18,7 @@ from av.video.stream import VideoStream
 
 from vision.errors import SourceUnreadable, SourceUnsupported
 from vision.pixels import apply_display_matrix, rotate_clockwise, to_bgr8
+from vision.readable import readable
 from vision.types import Frame, Image
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class VideoFile:
             self._is_told = True
             logger.warning(
                 "%s has %d frames of %s%d that its header tells of: it was cut off or is damaged",
-                self.path,
+                readable(str(self.path)),
                 num_read,
                 "" if self._length.num_frames else "about ",
                 num_read + self.num_lost + self.num_missing,

@@ -1,6 +1,7 @@
 """The command line: what a mistake looks like (one line, exit code 2), and how a run ends."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -90,6 +91,21 @@ def test_a_missing_file(tmp_path):
     path = tmp_path / "none.mp4"
 
     assert f"no file or folder {path}" in refusal("replay", str(path))
+
+
+def test_names_that_are_no_utf8_are_shown(tmp_path):
+    """The real command: what the terminal cannot take is known to it alone."""
+    config = tmp_path / os.fsdecode(b"caf\xe9.yaml")
+    config.write_text("cameras: {}\n")
+    for arguments, told in (
+        (["config", "check", config], rf"{tmp_path}/caf\xe9.yaml can be used:"),
+        (["replay", tmp_path / os.fsdecode(b"\xe9.mp4")], rf"no file or folder {tmp_path}/\xe9.mp4: check"),
+        (["config", "check", tmp_path / os.fsdecode(b"\xe9.yaml")], rf"{tmp_path}/\xe9.yaml: no such file"),
+        (["replay", STREET, "--vlm", os.fsdecode(b"\xe9")], "engine.model: is no UTF-8, as settings have to"),
+    ):
+        code = "from appliance.cli import main; main()"
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False)
+        assert told in (done.stdout + done.stderr).decode()
 
 
 def test_an_unreadable_video(video):

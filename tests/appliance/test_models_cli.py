@@ -21,6 +21,13 @@ from vlm_engine.models import checking, load_model
 from vlm_engine.models.checking import check_checkpoint
 
 
+def test_a_file_is_told_from_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "yolo.pt"
+    path.touch()
+    with pytest.raises(ModelLoadError, match=r"yolo\.pt is a file, and .* is a folder with config\.json"):
+        check_checkpoint(EngineConfig(str(path), device="cpu", kv_cache_tokens=64))
+
+
 def test_it_tells_what_the_loaded_model_is(qwen3_vl_checkpoint: Path) -> None:
     config = EngineConfig(str(qwen3_vl_checkpoint), device="cpu", kv_cache_tokens=64)
     report = check_checkpoint(config)

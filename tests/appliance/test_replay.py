@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -346,6 +347,47 @@ def test_what_is_asked_for_is_found_before_anything_is_loaded(tmp_path):
         assert recording.num_frames == 100
     with pytest.raises(SourceUnsupported, match="leave out live=1"):
         find_recordings([f"{STREET}&live=1"])
+
+
+def test_all_that_cannot_be_played_is_told_at_once(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.mp4").write_text("this is no video\n" * 100)
+    sources = [
+        "none.mp4",
+        str(tmp_path / "empty"),
+        STREET,
+        str(tmp_path / "notes.mp4"),
+        "rtsp://u:secret@h/1",
+    ]
+
+    with pytest.raises(SourceNotFound) as raised:
+        find_recordings(sources)
+
+    lines = str(raised.value).splitlines()
+    told = ("none.mp4", "empty holds no video", "notes.mp4 cannot be read as a video", "rtsp://h/… is a live")
+    assert len(lines) == 4
+    assert all(words in line for words, line in zip(told, lines, strict=True))
+    assert "secret" not in str(raised.value)
+
+
+def test_names_of_files_may_be_any_bytes(settings, tmp_path, capsys):
+    """A folder with a Latin-1 name, a picture of such a name in it, one that is damaged, and a video."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    write_pictures(folder, range(10, 12))
+    (folder / "10.png").rename(folder / os.fsdecode(b"t\xe9te.png"))
+    write_clip(folder / os.fsdecode(b"rou\xe9.mp4"), fps=25)
+    bad = folder / os.fsdecode(b"us\xe9.png")
+    bad.write_bytes((folder / "11.png").read_bytes()[:200])
+    output, save = folder / os.fsdecode(b"\xe9.jsonl"), folder / os.fsdecode(b"gard\xe9")
+
+    options = ReplayOptions(output=output, save=save)
+    num_failed = run_replay(settings, find_recordings([str(folder)]), options)
+
+    sources = {json.loads(line)["source"] for line in output.read_text().splitlines()}
+    assert {rf"{tmp_path}/caf\xe9/t\xe9te.png", f"{tmp_path}/caf\\xe9/11.png"} <= sources
+    assert num_failed == 1
+    assert (save / "rou-annotated.mp4").stat().st_size
+    assert rf"saved in {tmp_path}/caf\xe9/gard\xe9" in capsys.readouterr().err
 
 
 def test_sources_of_one_name_get_names_of_their_own():

@@ -151,8 +151,13 @@ def read_config(name: str) -> Any:
     Raises:
         ModelLoadError: There is none that can be read.
     """
-    path = Path(name)
-    if name.startswith((".", "/", "~")) and not path.expanduser().is_dir():
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelLoadError(
+            f"{name} is a file, and a vision-language model is a folder with config.json and *.safetensors: "
+            "give that folder, or a hub name"
+        )
+    if name.startswith((".", "/", "~")) and not path.is_dir():
         raise ModelLoadError(f"{name}: there is no such directory; give a checkpoint directory or a hub name")
     problem = hub_problem() if is_hub_name(name) else None
     try:
