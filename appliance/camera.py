@@ -5,9 +5,9 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 
-from appliance.camera_settings import CameraSettings
+from appliance.camera_settings import CameraSettings, is_same_stream
 from appliance.jobs import CameraStatus
 from appliance.reader import LOG_AGAIN_S, CameraReader, FrameRate, Patience
 from appliance.viewing import privacy_masks
@@ -58,6 +58,26 @@ class Camera:
     def shown_source(self) -> str:
         """Where the frames come from, without passwords and paths of streams."""
         return shown_address(self.settings.source)
+
+    @cached_property
+    def frame_rate(self) -> float:
+        """Frames a second that it will give, as far as that can be known without connecting to it."""
+        settings = self.settings
+        if settings.max_fps:
+            return settings.max_fps
+        if is_stream(settings.source):
+            return DEFAULT_FPS
+        try:
+            source = within(OPEN_S, partial(open_source, settings.source, camera=self.name))
+        except Exception:
+            # why: only a guess is lost; whoever reads the camera meets the same and tells it.
+            return DEFAULT_FPS
+        source.close()
+        return source.fps or DEFAULT_FPS
+
+    def can_become(self, settings: CameraSettings) -> bool:
+        """Whether it may go on with these settings as it is read now."""
+        return self._refusal is None and is_same_stream(self.settings, settings)
 
     def start(self) -> None:
         """Begins to read."""
@@ -132,21 +152,6 @@ def source_options(settings: CameraSettings) -> SourceOptions:
             max_fps=settings.max_fps,
         ),
     )
-
-
-def frame_rate(name: str, settings: CameraSettings) -> float:
-    """Frames a second that the camera will give, as far as that can be known without connecting to it."""
-    if settings.max_fps:
-        return settings.max_fps
-    if is_stream(settings.source):
-        return DEFAULT_FPS
-    try:
-        source = within(OPEN_S, partial(open_source, settings.source, camera=name))
-    except Exception:
-        # why: only a guess is lost; whoever reads the camera meets the same and tells it.
-        return DEFAULT_FPS
-    source.close()
-    return source.fps or DEFAULT_FPS
 
 
 def _patience(settings: CameraSettings) -> Patience:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from appliance.board import BoardReader
-from appliance.camera_settings import CameraSettings
+from appliance.camera_settings import CameraSettings, is_same_stream
 from appliance.frigate import in_our_words, in_written_words
 from appliance.model_check import check_classes, known_classes, refuse_classes
 from appliance.permits import Cameras, changed_permits
@@ -208,7 +208,10 @@ class CameraControl:
         await self._permit(old, new)
         self._settings = settings
         known, now = self._changed_at, time.time()
-        self._changed_at = {n: known.get(n, 0.0) if old.get(n) == new[n] else now for n in new}
+        self._changed_at = {
+            name: known.get(name, 0.0) if name in old and is_same_stream(old[name], camera) else now
+            for name, camera in new.items()
+        }
         self._board.names = self.names
         self.on_change(self.names)
         if self._worker is not None:

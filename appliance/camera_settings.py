@@ -84,6 +84,18 @@ class CameraSettings(ViewSettings):
         return self.fps or self.detect.fps
 
 
+_OF_LOOKING = {"friendly_name", "objects", "motion", "zones", "lines", "snapshots", "describe"}
+
+
+def is_same_stream(one: CameraSettings, other: CameraSettings) -> bool:
+    """Whether both read the same frames, mask them alike, and differ at most in how those are looked at."""
+    return all(
+        getattr(one, key) == getattr(other, key)
+        for key in CameraSettings.model_fields
+        if key not in _OF_LOOKING
+    )
+
+
 def complete(cameras: dict[str, CameraSettings], common: ViewSettings) -> dict[str, CameraSettings]:
     """The same cameras, each with what it does not say itself out of `common`.
 

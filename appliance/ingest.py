@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from appliance.board import BoardWriter
-from appliance.camera import Camera, frame_rate
+from appliance.camera import Camera
 from appliance.collecting import collect_s
 from appliance.courses import GONE_S, Courses, Teller
 from appliance.device_sharing import Hastening, limit_threads, load_detector, share_device
@@ -102,23 +102,40 @@ class VisionWorker:
         self._teller.tell(self._courses.end_all())
 
     def change(self, settings: Settings) -> None:
-        """Makes the cameras those of `settings`, soon; what has not changed is not touched. Any thread."""
+        """Makes the cameras those of `settings`, soon; what has not changed in one goes on. Any thread."""
         self._news.put(settings)
         self._wake.set()
 
     def _config(self, name: str) -> CameraConfig:
-        rate, is_video = frame_rate(name, self._settings.cameras[name]), self._cameras[name].is_video
+        rate, is_video = self._cameras[name].frame_rate, self._cameras[name].is_video
         return camera_config(self._settings, self._detector, name, frame_rate=rate, is_video=is_video)
 
     def _take_news(self) -> None:
         while not self._news.empty():
             old, self._settings = self._settings.cameras, self._news.get()
             new = self._settings.cameras
-            for name in [name for name, camera in old.items() if new.get(name) != camera]:
+            changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+            anew = [name for name in changed if not self._adapt(name)]
+            for name in old.keys() & anew:
                 self._remove(name)
             self._permits.change(old, new)
-            for name in [name for name, camera in new.items() if old.get(name) != camera]:
+            for name in [name for name in anew if name in new]:
                 self._add(name)
+
+    def _adapt(self, name: str) -> bool:
+        """Whether a camera is looked at as is wanted now, and its stream and counts go on."""
+        camera, wanted = self._cameras.get(name), self._settings.cameras.get(name)
+        if camera is None or wanted is None or not camera.can_become(wanted):
+            return False
+        try:
+            begins_anew = self._pipeline.put(self._config(name))
+        except Exception:
+            # why: whoever adds it again meets the same and tells it
+            return False
+        camera.settings = wanted
+        if begins_anew:
+            self._teller.tell(self._courses.end(name))
+        return True
 
     def _remove(self, name: str) -> None:
         camera = self._cameras.pop(name)

@@ -115,14 +115,21 @@ class Pipeline:
         """Have the camera's next frame described, whatever it shows; raises `KeyError` for an unknown one."""
         self._cameras[camera].is_asked_for = True
 
-    def put(self, config: CameraConfig) -> None:
-        """Take in a camera, or another way to look at one, which then begins anew.
+    def put(self, config: CameraConfig) -> bool:
+        """Take in a camera, or another way to look at one, whose counts go on.
+
+        Returns:
+            Whether its tracking begins anew; it goes on where nothing but cooldowns is another.
 
         Raises:
             UnknownClass: its trigger wants a class that the detector does not give; nothing changes then.
         """
         _check_labels(config, self._detector)
-        self._cameras[config.name] = _Camera(config, self._detector.config.conf)
+        known = self._cameras.get(config.name)
+        if known is not None and known.adapt(config):
+            return False
+        self._cameras[config.name] = _Camera(config, self._detector.config.conf, known)
+        return True
 
     def remove(self, camera: str) -> None:
         """Forget a camera; frames of it are an error from now on."""
@@ -138,9 +145,10 @@ class Pipeline:
 
 
 class _Camera:
-    """What is remembered of one camera."""
+    """What is remembered of one camera; counts, and a wish to be asked for, are those of the one `before`."""
 
-    def __init__(self, config: CameraConfig, new_track_score: float) -> None:
+    def __init__(self, config: CameraConfig, new_track_score: float, before: "_Camera | None" = None) -> None:
+        self._config = config
         self._is_video = config.is_video
         self._new_track_score = new_track_score
         self._filters = config.filters
@@ -148,9 +156,20 @@ class _Camera:
             config.tracker, config.frame_rate or 10.0, new_track_score, config.filters.new_track_scores
         )
         self._history = History(config.history)
-        self.trigger = Trigger(config.trigger if config.is_video else _for_pictures(config.trigger))
+        self.trigger = Trigger(_trigger_of(config))
         self.is_asked_for = False
         self._size: tuple[int, int] | None = None
+        if before is not None:
+            before.reset()
+            self.trigger.num_held_back.update(before.trigger.num_held_back)
+            self.is_asked_for = before.is_asked_for
+
+    def adapt(self, config: CameraConfig) -> bool:
+        """Whether it is looked at so from now on, and forgets nothing."""
+        if _without_cooldowns(config) != _without_cooldowns(self._config):
+            return False
+        self._config, self.trigger.config = config, _trigger_of(config)
+        return True
 
     def process(self, frame: Frame, detections: Detections) -> FrameResult:
         size = (frame.width, frame.height)
@@ -175,6 +194,15 @@ class _Camera:
         self._tracker.reset()
         self._history.clear()
         self.trigger.reset()
+
+
+def _trigger_of(config: CameraConfig) -> TriggerConfig:
+    return config.trigger if config.is_video else _for_pictures(config.trigger)
+
+
+def _without_cooldowns(config: CameraConfig) -> CameraConfig:
+    trigger = replace(config.trigger, cooldown_s=0.0, camera_cooldown_s=0.0, track_cooldown_s=0.0)
+    return replace(config, trigger=trigger)
 
 
 def _for_pictures(trigger: TriggerConfig) -> TriggerConfig:

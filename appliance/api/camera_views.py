@@ -45,8 +45,9 @@ async def add_camera(request: Request) -> Response:
 
 @router.patch("/v1/cameras/{name}")
 async def change_camera(request: Request, name: str) -> dict[str, Any]:
-    """Change some keys of a camera, `{"enabled": false}` to pause it; it begins anew, the others go on.
+    """Change some keys of a camera, `{"enabled": false}` to pause it; the others go on.
 
+    What does not concern its stream (names, prompts, triggers, zones) changes while that goes on too.
     `null` takes away a zone, a line, or the filter or prompt of a class: `{"zones": {"porch": null}}`.
     """
     services = services_of(request)

@@ -147,6 +147,9 @@ async def test_what_was_just_asked_is_what_is_shown(scene: Scene) -> None:
         name="gate", state="stalled", error="Connection refused", updated_at=before, begun_at=before
     )
     scene.writer.write_status(refused)
+    await scene.control.change("gate", {"friendly_name": "Gate"})
+    gate = await scene.shown()
+    assert (gate.state, gate.error) == ("stalled", "Connection refused"), "its stream goes on"
     await scene.control.change("gate", {"source": "rtsp://10.0.0.6/gate"})
     gate = await scene.shown()
     assert (gate.state, gate.error) == ("connecting", None)

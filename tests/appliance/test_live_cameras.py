@@ -276,3 +276,61 @@ def test_cameras_change_without_touching_the_others(caplog):
     assert server.num_connections == 1
     assert other.num_connections == 2
     assert "unicorn" in caplog.text
+
+
+def changed(running: VisionWorker, cameras: dict[str, Any]) -> Camera:
+    """The camera `gate` once it is as is wanted by these."""
+    wanted = load_settings(None, {"detector": {"device": "cpu", "imgsz": 64}, "cameras": cameras})
+    running.change(wanted)
+
+    def gate() -> Camera | None:
+        camera = running._cameras.get("gate")
+        return camera if camera and camera.settings is wanted.cameras["gate"] else None
+
+    found = until(gate)
+    assert found is not None
+    return found
+
+
+def gives_frames(gate: Camera, num_frames: int) -> None:
+    until(lambda: gate.status({}).num_frames > num_frames)
+
+
+def test_what_does_not_concern_its_stream_changes_beside_it(caplog):
+    """Names, prompts and cooldowns touch no track either; with zones and filters tracking begins anew."""
+    zone = {"zones": {"porch": {"coordinates": "0,0,1,0,1,1", "objects": ["person"]}}}
+    steps: list[tuple[dict[str, Any], bool, bool]] = [
+        ({"friendly_name": "Gate"}, True, True),
+        (
+            {"describe": {"prompt": "What is new?", "cooldown": {"object": 1, "camera": 2, "track": 3}}},
+            True,
+            True,
+        ),
+        ({"describe": {"max_side": 640}, "snapshots": {"enabled": False}}, True, False),
+        (zone, True, False),
+        ({"objects": {"track": ["person"], "filters": {"person": {"min_score": 0.9}}}}, True, False),
+        ({"privacy": {"mask": "0,0,1,0,1,1"}}, False, False),
+    ]
+    with RtspServer(fps=20) as server, EmbeddedServer() as redis:
+        gate = {"source": server.url(), "stream": STREAM}
+        with worker(redis, {"gate": gate}) as running:
+            until(lambda: statuses(running)["gate"].num_frames > 3)
+            for keys, has_its_stream, has_its_tracks in steps:
+                before, tracks = running._cameras["gate"], running._pipeline._cameras["gate"]
+                num_frames, life_id = before.status({}).num_frames, before.life_id
+                now = changed(running, {"gate": gate | keys})
+                assert (now is before, now.life_id == life_id) == (has_its_stream, has_its_stream), keys
+                gives_frames(now, num_frames if now is before else 0)
+                assert (running._pipeline._cameras["gate"] is tracks) == has_its_tracks, keys
+                assert running._pipeline._cameras["gate"]._config == running._config("gate"), keys
+
+    assert server.num_connections == 2
+    assert "Traceback" not in caplog.text
+
+
+def test_a_change_that_fails_beside_the_stream_ends_the_camera_with_its_reason():
+    """A detector of which the front knows no classes; what is right again runs again."""
+    live = {"source": "synthetic://street?seed=3&fps=10"}
+    with EmbeddedServer() as redis, worker(redis, {"gate": live}) as running:
+        for track, state in ((["unicorn"], "unsupported"), (["person"], "running")):
+            until(state_is(changed(running, {"gate": live | {"objects": {"track": track}}}), state))

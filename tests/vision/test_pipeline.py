@@ -16,7 +16,7 @@ from vision.errors import UnknownClass
 from vision.pipeline import CameraConfig, FrameResult, Pipeline
 from vision.scenes import SceneStream
 from vision.sources import open_source
-from vision.trigger import TriggerConfig
+from vision.trigger import ON_DEMAND, TriggerConfig
 from vision.types import Frame, Image, Observation
 
 LEAK_ROUNDS = int(os.environ.get("APPLIANCE_TEST_LEAK_ROUNDS", "20"))
@@ -155,3 +155,25 @@ def test_memory_and_state_stay_flat(export_cache: Path, monkeypatch: pytest.Monk
             sizes.append(max(len(camera._tracker._ids) + camera.trigger.num_visits for camera in cameras))
     assert megabytes[-1] - megabytes[1] < 16
     assert 0 < sizes[-1] < 100
+
+
+def test_another_way_to_look_keeps_what_it_can(yolo26n_320: Detector, bus: Image) -> None:
+    """Tracks where only cooldowns are others; counts, and a description that was asked for, always."""
+    gate = CameraConfig("gate", 10, trigger=replace(PEOPLE, cooldown_s=1.0))
+    pipeline = Pipeline(yolo26n_320, [gate])
+    *_, seen = [pipeline.process([frame])[0] for frame in frames_of(bus, "gate", 4)]
+    held_back = pipeline.num_held_back("gate")
+
+    assert not pipeline.put(replace(gate, trigger=replace(PEOPLE, cooldown_s=0.0, camera_cooldown_s=99.0)))
+    pipeline.ask("gate")
+    (after,) = pipeline.process([Frame("gate", 4, 0.4, 0.0, bus)])
+    assert after.detections.track_ids.tolist() == seen.detections.track_ids.tolist()  # type: ignore[union-attr]
+    assert after.observation is not None
+
+    pipeline.ask("gate")
+    assert pipeline.put(replace(gate, trigger=replace(PEOPLE, min_hits=99)))
+    assert pipeline.num_held_back("gate").items() >= held_back.items()
+    (anew,) = pipeline.process([Frame("gate", 5, 0.5, 0.0, bus)])
+    assert anew.observation is not None
+    assert anew.observation.reason == ON_DEMAND
+    assert not pipeline.put(replace(gate, trigger=replace(PEOPLE, min_hits=99, track_cooldown_s=9.0)))

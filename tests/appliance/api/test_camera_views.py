@@ -11,7 +11,7 @@ import pytest
 from appliance.jobs import CameraStatus
 from tests.appliance.api.serving import PATIENCE_S, Running, Servers
 from tests.appliance.test_camera_control import URL, Told
-from vlm_engine import StructuredOutput, grammar
+from vlm_engine import StructuredOutput, trial
 
 SECRETS = ("john", "s3cret", "10.0.0.5", "/srv/")
 
@@ -97,14 +97,14 @@ def test_settings_have_a_size(running):
 
 def test_a_schema_is_tried_out_beside_everything_else(running, told, monkeypatch):
     """While that takes its time, the server answers others."""
-    begun, answered, check = threading.Event(), threading.Event(), grammar.check_grammar
+    begun, answered, check = threading.Event(), threading.Event(), trial.check_grammar
 
     def take_long(wanted: StructuredOutput) -> None:
         begun.set()
         assert answered.wait(PATIENCE_S)
         check(wanted)
 
-    monkeypatch.setattr(grammar, "check_grammar", take_long)
+    monkeypatch.setattr("appliance.describe_settings.check_grammar", take_long)
     keys = {"describe": {"schema": {"type": "object", "properties": {"a": {"pattern": "^[a-z]{1,40}$"}}}}}
     with httpx.Client(base_url=running.base_url, timeout=PATIENCE_S) as client, ThreadPoolExecutor(1) as pool:
         changed = pool.submit(client.patch, "/cameras/file", json=keys)
