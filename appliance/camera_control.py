@@ -20,7 +20,7 @@ from appliance.frigate import in_our_words, in_written_words
 from appliance.model_check import check_classes, known_classes, refuse_classes
 from appliance.permits import Cameras, changed_permits
 from appliance.processes import Child, Supervisor
-from appliance.reloading import tell_changes
+from appliance.reloading import taken_back, tell_changes
 from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
 from queues.errors import QueueError
@@ -68,6 +68,7 @@ class CameraControl:
         self._board = board
         self._start = start
         self._classes = known_classes(settings)
+        self._read: Cameras = settings.cameras
         self.permit: Callable[[str, str], Awaitable[object]] | None = None
         self.on_change: Callable[[Sequence[str]], object] = lambda names: None
         self._worker = self._started() if settings.cameras else None
@@ -160,10 +161,15 @@ class CameraControl:
     async def reload(self, settings: Settings) -> None:
         """Makes the cameras those of `settings`; what else is in them waits for the next start.
 
+        The log names the cameras that were otherwise over the API.
         Raises `SettingsError` for a class that the detector does not give; nothing changes then.
         """
         refuse_classes(settings, self._settings, self._classes)
+        lost = taken_back(self._read, self._settings.cameras, settings.cameras)
         await self._tell(self._settings.model_copy(update={"cameras": settings.cameras}))
+        self._read = settings.cameras
+        if lost:
+            logger.warning("the settings hold again, not what the API was asked for: %s", ", ".join(lost))
 
     def _dumped(self) -> dict[str, Any]:
         return {name: camera.model_dump() for name, camera in self._settings.cameras.items()}

@@ -6,6 +6,7 @@ from typing import Any
 
 from appliance.describe_settings import ViewDescribeSettings
 from appliance.model_check import known_classes, refuse_classes
+from appliance.permits import Cameras
 from appliance.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,16 @@ def tell_changes(used: Settings, wanted: Settings) -> None:
     logger.info("the settings were read again; cameras: %s", ", ".join(wanted.cameras) or "none")
     if paths := waiting(used, wanted):
         logger.warning("changed, and to hold from the next start on only: %s", ", ".join(paths))
+
+
+def taken_back(read: Cameras, now: Cameras, wanted: Cameras) -> list[str]:
+    """What was asked over the API and holds no more once cameras are those `wanted`, a phrase each.
+
+    `read` are those of the settings that were read last, `now` those that hold until then.
+    """
+    others = [name for name in {**read, **now} if now.get(name) not in (read.get(name), wanted.get(name))]
+    how = {(True, False): "is gone", (True, True): "is as they say", (False, True): "is there again"}
+    return [f"{name} {how[name in now, name in wanted]}" for name in others]
 
 
 def telling(load: Callable[[], Settings], used: Settings) -> Callable[[], Settings]:

@@ -27,7 +27,7 @@ async def get_camera(request: Request, name: str) -> dict[str, Any]:
 async def add_camera(request: Request) -> Response:
     """Take in a camera: `name` and the keys of `cameras.NAME` in the settings.
 
-    400 names the key that is wrong, 409 says that the name is taken. Until the next start only.
+    400 names the key that is wrong, 409 says that the name is taken. Until the next start or SIGHUP only.
     """
     services = services_of(request)
     changes, keys = _changes(services), await _keys(request, services)

@@ -366,3 +366,27 @@ async def test_what_waits_for_the_next_start_is_named(told, caplog):
         "server.api_key",
     }
     assert "s3cret" not in caplog.text
+
+
+async def test_what_reading_again_takes_back_of_the_api_is_named(told, caplog):
+    """SIGHUP: once, and only what the settings do not say too."""
+    same = {"source": "/srv/street.mp4"}
+    cameras = {"file": same, "kept": same, "back": same, "both": same}
+    first = load_settings(None, {"cameras": cameras})
+    await reload_from(told.control, lambda: first, told.settings)
+    assert "the API" not in caplog.text, "nothing was asked of it"
+    await told.control.add("gate", {"source": URL})
+    await told.control.change("file", {"friendly_name": "A file"})
+    await told.control.change("both", {"friendly_name": "Both"})
+    await told.control.remove("back")
+    again = load_settings(None, {"cameras": cameras | {"both": same | {"friendly_name": "Both"}}})
+    for _ in range(2):
+        await reload_from(told.control, lambda: again, told.settings)
+
+    (line,) = [line for line in caplog.messages if "the API" in line]
+    assert set(line.partition("asked for: ")[2].split(", ")) == {
+        "gate is gone",
+        "file is as they say",
+        "back is there again",
+    }
+    assert set(told.control.names) == set(cameras)
