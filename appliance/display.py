@@ -16,10 +16,11 @@ from queues.errors import QueueError
 from vision.readable import readable
 
 REFRESH_S = 0.25
+TELL_EVERY_S = 10.0
 
 
 class Display:
-    """A progress bar with frames/s, detections, descriptions and queue depth; silent where nobody looks."""
+    """A progress bar with frames/s, detections, descriptions and queue depth; lines in a log."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -60,25 +61,37 @@ class Display:
             self._console.print(escape(line), highlight=False, soft_wrap=True)
 
     async def follow(self, counts: PlayCounts, describer: Describer, consumer: JobConsumer) -> None:
-        """Shows the counts until cancelled."""
-        if self._progress.disable:
-            await asyncio.Event().wait()
-        started_at = time.monotonic()
+        """Shows the counts until cancelled: without a terminal as lines, while they change."""
+        started_at, told = time.monotonic(), ""
         while True:
-            self._update(counts, describer, await _depth(consumer), time.monotonic() - started_at)
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(TELL_EVERY_S if self._progress.disable else REFRESH_S)
+            elapsed_s = max(time.monotonic() - started_at, 1e-3)
+            state = (
+                f"{counts.num_frames / elapsed_s:.1f} frames/s  {counts.num_detections} detections  "
+                f"{describer.num_described} of {counts.num_jobs} descriptions  queue {await _depth(consumer)}"
+            )
+            if not self._progress.disable:
+                self._update(counts, state)
+            elif (done := f"{counts.num_frames} {describer.num_described}") != told:
+                told = done
+                self.say(_line(counts, state))
 
-    def _update(self, counts: PlayCounts, describer: Describer, depth: int, elapsed_s: float) -> None:
+    def _update(self, counts: PlayCounts, state: str) -> None:
         recording = counts.recording
-        fps = counts.num_frames / max(elapsed_s, 1e-3)
         self._progress.update(
             self._task,
             description=escape(recording.name) if recording else "",
             total=recording.num_frames if recording else None,
             completed=counts.num_frames_of_recording,
-            state=f"{fps:.1f} frames/s  {counts.num_detections} detections  "
-            f"{describer.num_described} of {counts.num_jobs} descriptions  queue {depth}",
+            state=state,
         )
+
+
+def _line(counts: PlayCounts, state: str) -> str:
+    recording = counts.recording
+    of = f" of {recording.num_frames}" if recording and recording.num_frames else ""
+    where = f"{recording.name}: frame {counts.num_frames_of_recording}{of}  " if recording else ""
+    return where + state
 
 
 async def _depth(consumer: JobConsumer) -> int:

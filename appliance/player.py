@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -29,13 +30,16 @@ PUT_AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class PlayCounts:
-    """How far the player is; written by its thread, read by the display."""
+    """How far the player is; written by its thread, read by the display.
+
+    `damaged` and `missing` count the frames that could not be read, by the file that they are of.
+    """
 
     recording: Recording | None = None
     num_frames_of_recording: int = 0
     num_frames: int = 0
-    num_lost: int = 0
-    num_missing: int = 0
+    damaged: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
     num_detections: int = 0
     num_jobs: int = 0
     failures: list[str] = field(default_factory=list)
@@ -97,8 +101,9 @@ class Player:
             self._play_source(recording, source)
         finally:
             losses = dict(source.losses)
-            self.counts.num_missing += losses.pop("missing", 0)
-            self.counts.num_lost += sum(losses.values())
+            of = readable(recording.uri)
+            self.counts.missing[of] += losses.pop("missing", 0)
+            self.counts.damaged[of] += sum(losses.values())
             source.close()
 
     def _play_source(self, recording: Recording, source: FrameSource) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ READ_BLOCK_MS = 200
 POLL_S = 0.1
 MISSING_AFTER_S = 3.0
 STALL_S = 600.0
+MOST_FILES = 10
 WATCH_EVERY_S = 1.0
 
 
@@ -241,14 +243,19 @@ class Replay:
             f"{where}{counted(counts.num_frames, 'frame')}, {counted(counts.num_detections, 'detection')}, "
             f"{counted(num_described, 'description')}"
             + (f", {num_failed} {'not described' if is_stopped else 'failed'}" if num_failed else "")
-            + (f", {counted(counts.num_lost, 'damaged frame')} left out" if counts.num_lost else "")
-            + (
-                f", {counted(counts.num_missing, 'frame')} missing: their source was cut off or is damaged"
-                if counts.num_missing
-                else ""
-            )
+            + _lost(counts.damaged, "damaged frame", "left out")
+            + _lost(counts.missing, "frame", "missing: their source was cut off or is damaged")
         )
         return num_failed + len(counts.failures)
+
+
+def _lost(by_file: Counter[str], noun: str, what: str) -> str:
+    """How many frames were lost, and of which files."""
+    if not (total := by_file.total()):
+        return ""
+    files = [f"{file}: {number}" for file, number in by_file.most_common(MOST_FILES) if number]
+    more = ["…"] if len(+by_file) > len(files) else []
+    return f", {counted(total, noun)} {what} ({', '.join([*files, *more])})"
 
 
 async def _is_idle(consumer: JobConsumer) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ CAPTION_S = 5.0
 SNAPSHOT_QUALITY = 92
 KEPT_QUALITY = 97
 LOOK_EVERY_S = 0.1
+TELL_EVERY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -184,7 +186,8 @@ class Saver:
 
     def _save_video(self, kept: _Kept) -> None:
         captions = Captions(sorted(kept.descriptions, key=lambda description: description.frame_index))
-        with contextlib.closing(_frames(kept.recording, last_index=max(kept.detections))) as frames:
+        last_index, told_s = max(kept.detections), time.monotonic()
+        with contextlib.closing(_frames(kept.recording, last_index=last_index)) as frames:
             if (first := next(frames, None)) is None:
                 return
             path, num_frames = self._path(f"{kept.recording.name}-annotated.mp4"), 0
@@ -194,6 +197,9 @@ class Saver:
                         image = draw(frame, kept.detections[frame.index], captions.at(frame.time_s))
                         video.write(image, frame.time_s)
                         num_frames += 1
+                    if time.monotonic() - told_s > TELL_EVERY_S:
+                        told_s = time.monotonic()
+                        self._say(f"saving {path}: frame {frame.index + 1} of {last_index + 1}")
                     if self._is_hurried.is_set():
                         break
         self._num_videos += 1

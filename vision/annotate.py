@@ -51,8 +51,9 @@ def draw(frame: Frame, detections: Detections, text: str | None = None) -> Image
     return np.vstack([image, caption_bar(text, frame.width, size)]) if text else image
 
 
+@lru_cache(maxsize=4)
 def caption_bar(text: str, width: int, size: int) -> Image:
-    """Return ``[h, width, 3]``: light text of ``size`` pixels on dark, wrapped, with ``…`` if cut."""
+    """Return ``[h, width, 3]``, read only: light text of ``size`` pixels on dark, wrapped, ``…`` if cut."""
     font, pad = _font(size), size // 2
     lines = _wrap(text, font, max(width - 2 * pad, size))
     height = len(lines) * (size + size // 3) + pad

@@ -17,6 +17,7 @@ from appliance.replay import ReplayOptions, run_replay
 from appliance.settings import BUNDLED_DETECTOR, Settings, SettingsError, load_settings
 from appliance.video_writer import VideoWriter
 from queues import EmbeddedServer
+from tests.vision.test_video_file import damage
 from vision.errors import SourceNotFound, SourceUnsupported
 from vision.sources import FrameSource, open_source
 from vlm_engine import Engine, EngineStopped
@@ -325,6 +326,30 @@ def test_a_recording_that_is_cut_off_is_told(settings, tmp_path, capsys):
     num_damaged = len(re.findall(r"1 damaged frame left out", told))
     assert num_frames + num_damaged + num_missing == 60
     assert num_missing > 10
+    assert f"cut off or is damaged ({path}: {num_missing})" in told
+
+
+def test_damage_is_told_with_the_file_that_it_is_in(settings, tmp_path, capsys):
+    good, bad = tmp_path / "good.mp4", tmp_path / "bad.mp4"
+    write_clip(good, fps=5)
+    write_clip(bad, fps=5)
+    damage(bad, 11, 14)
+
+    play(settings, tmp_path, str(good), str(bad))
+
+    told = capsys.readouterr().err
+    assert re.search(rf", (\d+) damaged frames? left out \({bad}: \1\)", told)
+
+
+def test_how_far_a_run_is_stands_in_a_log_too(settings, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("appliance.display.TELL_EVERY_S", 0.05)
+    monkeypatch.setattr("appliance.saving.TELL_EVERY_S", 0.0)
+
+    play(settings, tmp_path, STREET, save=tmp_path)
+
+    told = capsys.readouterr().err
+    assert re.search(r"^street: frame \d+ of 60  .* frames/s .* descriptions  queue \d+$", told, re.MULTILINE)
+    assert f"saving {tmp_path}/street-annotated.mp4: frame 60 of 60" in told
 
 
 def test_what_there_is_one_of_is_told_in_the_singular(settings, tmp_path, capsys):

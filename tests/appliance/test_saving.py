@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
 import pytest
 
@@ -93,6 +94,22 @@ def test_a_videos_name_may_be_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with VideoWriter(Path("2026-11-30T04:00:00.mp4")) as video:
         video.write(np.zeros((48, 64, 3), np.uint8), 0.0)
     assert (tmp_path / "2026-11-30T04:00:00.mp4").stat().st_size
+
+
+@pytest.mark.parametrize("size", [(640, 480), (2560, 1440)])
+def test_a_video_looks_like_its_pictures(tmp_path: Path, size: tuple[int, int]) -> None:
+    """Drawn scenes, noise and all, of 35 dB at least, in what is quick for their size."""
+    width, height = size
+    (recording,) = find_recordings(["synthetic://street?seed=3&frames=5"])
+    pictures = [cv2.resize(frame.image, (width, height)) for frame in recording.open()]
+    with VideoWriter(tmp_path / "v.mp4") as video:
+        for index, picture in enumerate(pictures):
+            video.write(picture, index / 5)
+
+    with av.open(str(tmp_path / "v.mp4")) as opened:
+        read = [frame.to_ndarray(format="bgr24") for frame in opened.decode(video=0)]
+    assert len(read) == len(pictures)
+    assert min(map(cv2.PSNR, pictures, read)) > 35
 
 
 @pytest.mark.parametrize("size", [(64, 48), (65, 49), (32, 200)])
