@@ -23,18 +23,22 @@ function headers(more = {}) {
 }
 
 async function call(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
   const response = await fetch(path, { ...options, headers: headers(options.headers) });
   if (response.status === 401) {
-    await askForKey();
+    // another call may have been told the key meanwhile
+    if (key === sessionStorage.getItem(KEY)) await askForKey(Boolean(key));
     return call(path, options);
   }
   return response;
 }
 
 let keyAsked = null;
-function askForKey() {
+function askForKey(wasWrong) {
   keyAsked ??= new Promise((done) => {
     const dialog = byId("key-dialog");
+    byId("key-wrong").hidden = !wasWrong;
+    byId("key").value = "";
     dialog.addEventListener("close", () => {
       sessionStorage.setItem(KEY, byId("key").value.trim());
       keyAsked = null;
@@ -112,7 +116,8 @@ function showCamera(camera, card) {
   const title = camera.friendly_name ?? camera.name;
   const rate = camera.fps ? `, ${camera.fps.toFixed(1)} frames/s` : "";
   const reason = card.querySelector(".reason");
-  if (camera.num_frames) live.add(camera.name);
+  if (camera.state === "running") live.add(camera.name);
+  else live.delete(camera.name);
   card.querySelector("strong").textContent = title;
   card.querySelector("strong").title = camera.name;
   card.querySelector("img").alt = `newest frame of ${title}`;
@@ -128,10 +133,17 @@ function showCamera(camera, card) {
 
 async function showImage(image, path) {
   const response = await call(path);
-  if (!response.ok) return;
+  if (!response.ok) return false;
   const old = image.src;
   image.src = URL.createObjectURL(await response.blob());
   if (old.startsWith("blob:")) URL.revokeObjectURL(old);
+  return true;
+}
+
+// A camera that has no frame of now is asked again when it is told to run, not each second.
+async function showFrame(name) {
+  const image = cards.get(name).querySelector("img");
+  if (!await showImage(image, `v1/cameras/${encodeURIComponent(name)}/frame.jpg`)) live.delete(name);
 }
 
 async function followStatus() {
@@ -163,9 +175,7 @@ function setHealth(status, reason, reasons = []) {
 async function followFrames() {
   for (;;) {
     if (!document.hidden) {
-      const frames = [...live].map((name) => showImage(
-        cards.get(name).querySelector("img"), `v1/cameras/${encodeURIComponent(name)}/frame.jpg`));
-      await Promise.allSettled(frames);
+      await Promise.allSettled([...live].map(showFrame));
     }
     await pause(FRAME_EVERY_MS);
   }
