@@ -28,6 +28,13 @@ _CONTAINERS = {
     "video/x-matroska": "matroska",
     "video/x-msvideo": "avi",
 }
+_MARKS = {
+    "avi": (8, b"AVI "),
+    "matroska": (0, b"\x1a\x45\xdf\xa3"),
+    "mp4": (4, b"ftyp"),
+    "mpeg": (0, b"\x00\x00\x01\xba"),
+}
+"""Where a file of that kind (as FFmpeg calls it) says so, and how; WebM is a kind of Matroska."""
 _FRAMES = "video/jpeg"
 CLIP_FORM = "data:video/mp4;base64,… or frames as data:video/jpeg;base64,FRAME,FRAME,…"
 
@@ -68,10 +75,16 @@ def clip_from_data_uri(uri: str, fps: float | None, limits: VideoLimits) -> Clip
         raise ImageError(f"the media type of the data: URI is {media_type or 'missing'!r}; it may be {known}")
     data = from_base64(payload, limits.max_bytes, "video")
     try:
-        images, rate = VideoClip(data, _CONTAINERS[media_type]).sampled(fps, limits.clip)
+        images, rate = VideoClip(data, _container(data, media_type)).sampled(fps, limits.clip)
     except SourceError as error:
-        raise ImageError(str(error)) from error
+        raise ImageError(f"{error} (sent as {media_type})") from error
     return Clip([Image.fromarray(image[..., ::-1].copy()) for image in images], rate)
+
+
+def _container(data: bytes, media_type: str) -> str:
+    """What kind of file it is by its first bytes, or else as it was sent."""
+    kinds = (kind for kind, (at, mark) in _MARKS.items() if data.startswith(mark, at))
+    return next(kinds, _CONTAINERS[media_type])
 
 
 def clip_from_frames(uris: Sequence[str], fps: float | None, limits: VideoLimits) -> Clip:

@@ -40,6 +40,12 @@ def as_file(folder: Path, num_frames: int, **more: Any) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": data_uri(data, "video/mp4"), **more}}
 
 
+def as_webm(folder: Path, media_type: str) -> dict[str, Any]:
+    images = [np.full((SIZE[1], SIZE[0], 3), 8 * n, np.uint8) for n in range(30)]
+    data = write_video(folder / "clip.webm", images, fps=10, codec="libvpx").read_bytes()
+    return {"type": "video_url", "video_url": {"url": data_uri(data, media_type)}}
+
+
 def ask(http: httpx.Client, *parts: dict[str, Any]) -> httpx.Response:
     content = [*parts, {"type": "text", "text": "What is happening?"}]
     messages = [{"role": "user", "content": content}]
@@ -75,6 +81,12 @@ def test_a_list_of_frames_is_the_same_clip(http: httpx.Client) -> None:
     assert details["cached_tokens"] == (prompt_tokens(replies[1]) - 1) // 16 * 16
 
 
+def test_a_file_is_what_its_bytes_say(http: httpx.Client, tmp_path: Path) -> None:
+    """Whatever it is called: programs name any video MP4."""
+    replies = [ask(http, as_webm(tmp_path, kind)) for kind in ("video/webm", "video/mp4", "video/x-msvideo")]
+    assert len({(answer(reply), prompt_tokens(reply)) for reply in replies}) == 1
+
+
 def test_a_file_is_sampled_in_time(http: httpx.Client, tmp_path: Path) -> None:
     """3 s at 10 frames a second: 6 frames, 12 if so many are asked for."""
     few, many = ask(http, as_file(tmp_path, 30)), ask(http, as_file(tmp_path, 30, fps=4.0))
@@ -108,7 +120,8 @@ PART = "messages[0].content[0]"
         (
             {"type": "video_url", "video_url": "data:video/mp4;base64,AAAA"},
             "video_url",
-            "the clip cannot be read as a video",
+            "the clip cannot be read as a video: Invalid data found when processing "
+            "input (sent as video/mp4)",
         ),
         (
             {"type": "video_url", "video_url": "data:application/x-mpegurl;base64,AAAA"},
