@@ -55,7 +55,7 @@ def why_no_export(model: str, device: str) -> str | None:
     if device != "cpu":
         return f"OpenVINO is for a CPU, and the detector computes on {device}"
     if find_spec("openvino") is None:
-        return "the package openvino is not installed: pip install openvino"
+        return "the package openvino is not installed: pip install -e '.[openvino]'"
     return None
 
 

@@ -46,7 +46,7 @@ def points_of(chat_itl_ms: Sequence[float], token_budgets: Sequence[float]) -> l
 def check_can_draw() -> None:
     """Raises `BenchError` when matplotlib is missing: better before the runs than after."""
     if find_spec("matplotlib") is None:
-        raise BenchError("drawing needs matplotlib: pip install 'vision-appliance[bench]', or give --no-png")
+        raise BenchError("drawing needs matplotlib: pip install -e '.[bench]', or give --no-png")
 
 
 def run_frontier(

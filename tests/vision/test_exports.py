@@ -271,8 +271,8 @@ def test_without_the_package_torch_computes(
     config = DetectorConfig(str(untrained_pt), imgsz=64, runtime="auto")
     with caplog.at_level(logging.WARNING, "vision.detector"):
         assert Detector(config).runtime == "pt"
-    assert "pip install openvino" in caplog.text
-    with pytest.raises(ModelUnsupported, match="pip install openvino"):
+    assert "pip install -e '.[openvino]'" in caplog.text
+    with pytest.raises(ModelUnsupported, match=r"pip install -e '\.\[openvino\]'"):
         Detector(replace(config, runtime="openvino"))
     assert exports.why_no_export("a.onnx", "cpu") == "only a .pt can be exported, not a.onnx"
     assert "cuda:0" in str(exports.why_no_export("a.pt", "cuda:0"))
