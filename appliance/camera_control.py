@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from appliance.board import BoardReader
 from appliance.camera_settings import CameraSettings, is_same_stream
-from appliance.frigate import in_our_words, in_written_words
+from appliance.frigate import as_written, in_our_words, in_written_words, why_no_cooldown
 from appliance.model_check import check_classes, known_classes, refuse_classes
 from appliance.permits import Cameras, changed_permits
 from appliance.processes import Child, Supervisor
@@ -25,7 +25,7 @@ from appliance.settings import Settings, SettingsError, to_json
 from appliance.storage_settings import RedisSettings
 from queues.errors import QueueError
 from vision.errors import SourceUnsupported
-from vision.urls import STREAM_SCHEMES, is_stream, parse_stream_url, redact
+from vision.urls import STREAM_SCHEMES, is_stream, parse_stream_url, redact, shown_address
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,11 @@ class CameraControl:
 
     def without_address(self, name: str, text: str) -> str:
         """A text about a camera that shows no more of its address than host and port; raises `KeyError`."""
-        return redact(text.replace(self._settings.cameras[name].source, "its source"))
+        source = self._settings.cameras[name].source
+        # why: an address without a path is the beginning of what is shown of it
+        for form in (shown_address(source), source):
+            text = text.replace(form, "its source")
+        return redact(text)
 
     async def add(self, name: str, keys: Mapping[str, Any]) -> None:
         """Takes in a new camera; `keys` as under `cameras.NAME` in the settings. Raises `CameraRefused`."""
@@ -176,12 +180,12 @@ class CameraControl:
 
     async def _set(self, wanted: Mapping[str, Any], name: str) -> None:
         try:
-            words, _ = in_our_words({"cameras": wanted})
+            words, renamed = in_our_words({"cameras": wanted})
             whole = {**self._settings.model_dump(), **words}
             # why: a form for answers is tried out, which takes some seconds at worst
             checked = await asyncio.to_thread(Settings.model_validate, whole)
         except ValidationError as error:
-            raise _refused(error, name) from None
+            raise _refused(error, name, renamed) from None
         known = self._settings.cameras.get(name)
         if known is None or known.source != checked.cameras[name].source:
             _check_source(checked.cameras[name])
@@ -287,13 +291,13 @@ def _merged(known: Any, keys: Any, path: tuple[str, ...] = ()) -> Any:
     return {key: value for key, value in joined.items() if value is not None} if path in _NAMED else joined
 
 
-def _refused(error: ValidationError, name: str) -> CameraRefused:
+def _refused(error: ValidationError, name: str, renamed: Mapping[str, str]) -> CameraRefused:
     problem = error.errors(include_url=False, include_input=False)[0]
-    location = [str(part) for part in problem["loc"] if part not in ("cameras", name)]
+    written = as_written(problem["loc"], renamed)
     message = problem["msg"].removeprefix("Value error, ")
-    field = ".".join(location) or None
+    field = written.removeprefix("cameras").removeprefix(f".{name}").removeprefix(".") or None
     if problem["type"] == "extra_forbidden":
-        message = "is not a key of a camera"
+        message = why_no_cooldown(problem["loc"]) or "is not a key of a camera"
     # why: what does not fit together is told for all cameras, one line each, with its path.
     line = message.splitlines()[0]
     if line.startswith(f".{name}."):

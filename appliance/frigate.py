@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from appliance.settings_paths import Location
+
 _VARIABLE = re.compile(r"\{((?:APPLIANCE|FRIGATE)_[A-Za-z0-9_]+)\}")
 
 _NO_RECORDER = "nothing is recorded here"
@@ -98,25 +100,29 @@ def why_unsupported(location: Sequence[object]) -> str | None:
     return UNSUPPORTED.get(f"{before}.{key}") or UNSUPPORTED.get(key)
 
 
-class MissingVariableError(ValueError):
-    """A `{APPLIANCE_…}` in the settings that the environment does not have."""
+def why_no_cooldown(location: Sequence[object]) -> str | None:
+    """What `cooldown` takes, for a key in it that is not known; None for a key of elsewhere."""
+    if not str(location[-1]).startswith("cooldown."):
+        return None
+    known = ", ".join(_COOLDOWNS)
+    return f"unknown key; a cooldown is seconds, which count for each class by itself, or a table of {known}"
 
 
-def fill_variables(value: Any, environ: Mapping[str, str] = os.environ, path: str = "") -> Any:
+def fill_variables(value: Any, missing: dict[Location, str], location: Location = ()) -> Any:
     """`value` with every `{APPLIANCE_NAME}` or `{FRIGATE_NAME}` in its texts from the environment.
 
-    Raises `MissingVariableError` that names the path in the settings and the variable.
+    A text with one that the environment does not have keeps it, and its place goes into `missing` with the
+    name.
     """
     if isinstance(value, dict):
-        return {key: fill_variables(part, environ, f"{path}.{key}") for key, part in value.items()}
+        return {key: fill_variables(part, missing, (*location, key)) for key, part in value.items()}
     if isinstance(value, list):
-        return [fill_variables(part, environ, f"{path}.{number}") for number, part in enumerate(value)]
+        return [fill_variables(part, missing, (*location, number)) for number, part in enumerate(value)]
     if not isinstance(value, str):
         return value
-    for name in _VARIABLE.findall(value):
-        if name not in environ:
-            raise MissingVariableError(f"{path.lstrip('.')}: the environment has no {name}")
-    return _VARIABLE.sub(lambda match: environ[match[1]], value)
+    if absent := [name for name in _VARIABLE.findall(value) if name not in os.environ]:
+        missing[location] = ", ".join(absent)
+    return _VARIABLE.sub(lambda match: os.environ.get(match[1], match[0]), value)
 
 
 def in_our_words(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -134,6 +140,15 @@ def in_our_words(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
             for name, camera in data["cameras"].items()
         }
     return _without_disabled(data), renamed
+
+
+def as_written(location: Location, renamed: Mapping[str, str]) -> str:
+    """The path of a key as it was written, by what `in_our_words` told."""
+    parts = [str(part) for part in location]
+    for end in range(len(parts), 0, -1):
+        if before := renamed.get(".".join(parts[:end])):
+            return ".".join([before, *parts[end:]])
+    return ".".join(parts)
 
 
 def in_written_words(camera: Mapping[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,14 @@ from pydantic_settings import SettingsError as SourceError
 from appliance.camera_settings import CameraSettings, complete, completed, misfits
 from appliance.describe_settings import DescribeSettings, ViewDescribeSettings
 from appliance.device_sharing import DetectorSettings
-from appliance.frigate import WRITTEN, MissingVariableError, fill_variables, in_our_words, why_unsupported
+from appliance.frigate import (
+    WRITTEN,
+    as_written,
+    fill_variables,
+    in_our_words,
+    why_no_cooldown,
+    why_unsupported,
+)
 from appliance.output_settings import OutputSettings
 from appliance.settings_part import MAX_TEXT, SettingsPart
 from appliance.settings_paths import Location, by_folder, without
@@ -196,21 +203,26 @@ def read_settings(
 
     The settings are None when nothing can be read.
     """
-    where, lines, left_out = path or "settings", list[str](), list[Location]()
+    where, left_out, missing = path or "settings", list[Location](), dict[Location, str]()
     try:
-        data, renamed = ({}, {}) if path is None else _read_file(path)
+        data, renamed = ({}, {}) if path is None else _read_file(path, missing)
     except SettingsError as error:
         return None, str(error).splitlines()
-    for _ in range(MOST_ROUNDS):
+    lines = [f"{where}: {line}" for line in _explain_missing(missing, renamed)]
+    for base in (Settings, *[_SalvagedSettings] * MOST_ROUNDS):
         try:
-            settings = _loaded(_SalvagedSettings if lines else Settings, data, overrides or {}, left_out)
+            settings = _loaded(base, data, overrides or {}, left_out)
         except ValidationError as error:
-            problems = [one for one in error.errors(include_url=False) if not lines or _is_own(one["loc"])]
+            found = [one for one in error.errors(include_url=False) if _place(one)[0] not in missing]
+            problems = [one for one in found if base is Settings or _is_own(one["loc"])]
             lines += [f"{where}: {line}" for line in _explain(problems, renamed)]
             left_out += [_place(one)[0] for one in error.errors() if one["loc"] != ("cameras",)]
         except SourceError as error:
             return None, [*lines, f"environment: {error}: lists and tables are written as JSON"]
         else:
+            if base is Settings and missing:
+                left_out += missing
+                continue
             unfit = misfits(settings.cameras, _unread(left_out)) if lines else []
             more = [f"{where}: cameras{line if line.startswith('.') else f': {line}'}" for line in unfit]
             return settings, [*lines, *(line for line in more if line not in lines)]
@@ -287,12 +299,11 @@ def from_json(line: str | bytes) -> Settings:
         raise SettingsError(f"{where}: {problem['msg']}") from None
 
 
-def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _read_file(path: Path, missing: dict[Location, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """What the file says in our words, and how it said what it said in others."""
-    try:
-        return in_our_words(by_folder(fill_variables(_read_yaml(path)), path.parent))
-    except MissingVariableError as error:
-        raise SettingsError(f"{path}: {error}") from None
+    # why: what is left out as it is switched off needs no variables
+    words, renamed = in_our_words(_read_yaml(path))
+    return by_folder(fill_variables(words, missing), path.parent), renamed
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -311,11 +322,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
+def _explain_missing(missing: Mapping[Location, str], renamed: Mapping[str, str]) -> Iterator[str]:
+    for location, names in missing.items():
+        yield f"{as_written(location, renamed)}: the environment has no {names}"
+
+
 def _explain(problems: Iterable[Mapping[str, Any]], renamed: Mapping[str, str]) -> Iterator[str]:
     for problem in problems:
         location, message = _place(problem)
-        dotted = _dotted(location)
-        written = renamed.get(dotted, dotted)
+        written = as_written(location, renamed)
         if location[-1] == "[key]":
             yield f"{_dotted(location[:-2])}: the name {problem['input']!r} is no text: put it in quotes"
         elif problem["type"] in _UNKNOWN:
@@ -347,6 +362,8 @@ def _place(problem: Mapping[str, Any]) -> tuple[Location, str]:
 def _why_unknown(location: Location) -> str:
     if reason := why_unsupported(location):
         return f"a key of Frigate's that is not supported: {reason}; remove it"
+    if reason := why_no_cooldown(location):
+        return reason
     known = sorted(WRITTEN.get(key, key) for key in _known_keys(location[:-1]))
     return f"unknown key; allowed here: {', '.join(known)}"
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from appliance.device_check import check_detector_device, check_engine_device
 from appliance.findings import Finding
+from appliance.frigate import WRITTEN
 from appliance.model_check import check_demo_models, check_detector, check_engine
 from appliance.settings import Settings, SettingsError, read_settings
+from appliance.view_settings import ViewSettings
 
 Check = Callable[[Settings], Iterator[Finding]]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -117,7 +119,39 @@ def check_sources(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"cameras.{name}.source", str(error))
 
 
-CAMERA_CHECKS: tuple[Check, ...] = (check_detector, check_detector_device, check_sources)
+def check_described(settings: Settings) -> Iterator[Finding]:
+    """Whether the classes to describe are tracked; what holds for all cameras is told once."""
+    common = _described(settings.view_of(""))
+    for path, (track, labels) in {
+        f"{'' if _described(camera) == common else f'cameras.{name}.'}describe.{WRITTEN['labels']}": both
+        for name, camera in settings.cameras.items()
+        if camera.enabled and camera.describe.enabled and (both := _described(camera))
+    }.items():
+        if track is not None and (lost := [label for label in labels if label not in track]):
+            text = f"{', '.join(lost)} will never be described: objects.track has only {', '.join(track)}"
+            yield Finding(path, text if track else text.replace("only ", "no class"), "warning")
+
+
+def _described(view: ViewSettings) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    return view.objects.track, view.describe.labels or ()
+
+
+def check_roles(settings: Settings) -> Iterator[Finding]:
+    """Whether the stream that is looked at was meant for it."""
+    for name, camera in settings.cameras.items():
+        roles = [one.roles for one in camera.ffmpeg.inputs] if camera.ffmpeg else []
+        if camera.enabled and any(roles) and not any("detect" in one for one in roles):
+            text = "none has the role detect, so the first is looked at: give it to the one that is meant"
+            yield Finding(f"cameras.{name}.ffmpeg.inputs", text, "warning")
+
+
+CAMERA_CHECKS: tuple[Check, ...] = (
+    check_detector,
+    check_detector_device,
+    check_sources,
+    check_described,
+    check_roles,
+)
 """What a vision worker meets."""
 
 ALL_CHECKS: tuple[Check, ...] = (

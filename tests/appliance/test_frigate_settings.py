@@ -197,7 +197,11 @@ cameras: {one: {source: a.mp4, describe: {triggers: [zone_entry]}, zones: {z: {c
         ("describe: {required_zones: [a]}", ".describe.required_zones: no 'a' here; there is none"),
         ("describe: {triggers: {zone_entry: [a]}}", ".describe.triggers.zone_entry: no 'a' here"),
         ("describe: {cooldown: soon}", ".describe.cooldown: Input should be a valid number"),
-        ("describe: {cooldown: {dog: 3}}", ".describe.cooldown.dog: unknown key"),
+        (
+            "describe: {cooldown: {dog: 3}}",
+            ".describe.cooldown.dog: unknown key; a cooldown is seconds, which count for each class by "
+            "itself, or a table of object, camera, track",
+        ),
         ("describe: {objects: 5}", ".describe.objects: Input should be a valid tuple"),
         ("describe: {concurrency: 5}", ".describe.concurrency: unknown key; allowed here: camera_cooldown_s"),
         ("detect: {enabled: false}", ".detect.enabled: detection cannot be switched off alone"),
@@ -220,6 +224,30 @@ def test_a_stream_without_an_address_is_an_error(write) -> None:
 def test_a_variable_that_is_not_set_is_named(write) -> None:
     text = "cameras: {front: {source: 'rtsp://a:{APPLIANCE_NO_SUCH}@b'}}"
     assert problems(write, text) == ["cameras.front.source: the environment has no APPLIANCE_NO_SUCH"]
+
+
+def test_variables_that_are_not_set_are_told_with_all_else(write) -> None:
+    """Once each, whatever is wrong beside them, and none of what is left out."""
+    text = """
+mqtt: {host: broker, password: "{FRIGATE_NO_MQTT}"}
+onvif: {enabled: false, password: "{FRIGATE_NO_ONVIF}"}
+server: {port: "{APPLIANCE_NO_PORT}"}
+cameras:
+  front:
+    ffmpeg: {inputs: [{path: "rtsp://{FRIGATE_NO_USER}:{FRIGATE_NO_WORD}@b/x", roles: [detect]}]}
+    colour: red
+  back: {source: a.mp4, describe: {objects: ["{APPLIANCE_NO_CLASS}"], required_zones: [porch]}}
+"""
+    told = problems(write, text)
+
+    assert told[:4] == [
+        "mqtt.password: the environment has no FRIGATE_NO_MQTT",
+        "server.port: the environment has no APPLIANCE_NO_PORT",
+        "cameras.front.ffmpeg.inputs.0.path: the environment has no FRIGATE_NO_USER, FRIGATE_NO_WORD",
+        "cameras.back.describe.objects.0: the environment has no APPLIANCE_NO_CLASS",
+    ]
+    others = [line.split(": ")[0] for line in told[4:]]
+    assert sorted(others) == ["cameras.back.describe.required_zones", "cameras.front.colour", "mqtt"]
 
 
 def test_both_names_of_a_setting_are_one(write, monkeypatch) -> None:

@@ -106,6 +106,44 @@ def test_a_source_that_hangs_ends_no_start(box: Path, monkeypatch: pytest.Monkey
     assert "/far/v.mp4 cannot be opened in 0.05 s" in found["cameras.far.source"][1]
 
 
+def test_a_class_that_is_described_but_not_tracked(box: Path) -> None:
+    """Where it is said: for all, or by a camera."""
+    both = {"objects": {"track": ["person"]}, "describe": {"objects": ["person", "car"]}}
+    off = {"describe": {"enabled": False}}
+    more = {"objects": {"track": ["person", "car"]}}
+    none = {"objects": {"track": []}}
+    cameras = {"a": STREET, "b": STREET, "c": STREET | off, "d": STREET | more, "e": STREET | none}
+    found = findings(box, {**both, "cameras": cameras})
+
+    assert {path: weight for path, (weight, _) in found.items()} == {
+        "describe.objects": "warning",
+        "cameras.e.describe.objects": "warning",
+    }
+    told = "car will never be described: objects.track has only person"
+    assert found["describe.objects"][1] == told
+    assert findings(box, {"cameras": {"a": STREET | both}})["cameras.a.describe.objects"][1] == told
+    assert findings(box, {"cameras": {"a": STREET}, "describe": {"objects": ["car"]}}) == {}
+
+
+def test_a_stream_that_was_not_meant_for_detection(box: Path) -> None:
+    def stream(*roles: str) -> dict[str, Any]:
+        return {"path": STREET["source"], "roles": list(roles)}
+
+    def camera(*inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"ffmpeg": {"inputs": list(inputs)}}
+
+    cameras = {
+        "a": camera(stream("record")),
+        "b": camera(stream("record"), stream("detect")),
+        "c": camera(stream()),
+        "d": camera(stream("audio")) | {"enabled": False},
+    }
+    ((path, (weight, text)),) = findings(box, {"cameras": cameras}, CAMERA_CHECKS).items()
+
+    assert (path, weight) == ("cameras.a.ffmpeg.inputs", "warning")
+    assert "none has the role detect, so the first is looked at" in text
+
+
 def test_a_class_that_was_not_asked_of_the_detector(box: Path) -> None:
     found = findings(box, {"detector": {"classes": ["person"]}, "objects": {"track": ["person", "car"]}})
 

@@ -115,7 +115,7 @@ def test_a_schema_is_tried_out_beside_everything_else(running, told, monkeypatch
         assert changed.result().status_code == 200, changed.result().text
         bad = {"describe": {"schema": {"type": "object", "properties": {"a": {"pattern": "(?=a)b"}}}}}
         refused = client.patch("/cameras/file", json=bad)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "describe.answer_schema")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "describe.schema")
 
 
 def test_what_holds_for_a_camera_is_told(running):
@@ -146,6 +146,14 @@ def test_what_holds_for_a_camera_is_told(running):
     assert not [secret for secret in SECRETS if secret in shown.text + listed.text]
     again = httpx.patch(f"{url}/gate", json=settings)
     assert (again.status_code, again.json()["settings"]) == (200, settings)
+
+
+def test_an_address_without_a_path_is_not_half_shown(running):
+    url, error = f"{running.base_url}/cameras", "http://10.0.0.9:81/… sends no video"
+    running.cameras.known = [CameraStatus(name="far", state="unsupported", updated_at=1.0, error=error)]
+    assert httpx.post(url, json={"name": "far", "source": "http://10.0.0.9:81/"}).status_code == 201
+
+    assert httpx.get(f"{url}/far").json()["reason"] == "its source sends no video"
 
 
 def test_a_file_is_not_named_by_its_error(running):
