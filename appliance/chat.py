@@ -14,6 +14,7 @@ from appliance.client import (
     read_image,
     user_message,
 )
+from vision.readable import readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,9 @@ def run_chat(options: ChatOptions) -> None:
     """Asks and prints until there is nothing more to ask; raises `ClientError`."""
     if options.image and options.camera:
         raise ClientError("--image and --camera: choose one of them")
+    for what, text in (("the question", options.prompt), ("--camera", options.camera)):
+        if text and readable(text) != text:
+            raise ClientError(f"{what} is no UTF-8, as text to a server has to be: {text}")
     with ApplianceClient(options.url, options.api_key) as client:
         model, history = client.model_name(), list[Message]()
         for question in _questions(options):

@@ -234,6 +234,15 @@ def test_chat_with_nobody():
     assert "appliance serve" in line
 
 
+def test_chat_in_what_is_no_utf8():
+    half = os.fsdecode(b"caf\xe9?")
+
+    assert refusal("chat", half).endswith(
+        r"the question is no UTF-8, as text to a server has to be: caf\xe9?"
+    )
+    assert r"--camera is no UTF-8" in refusal("chat", "--camera", half, "What?")
+
+
 def test_chat_with_two_pictures_or_none(tmp_path):
     assert "choose one of them" in refusal("chat", "--image", "a.jpg", "--camera", "front", "What?")
 
