@@ -99,7 +99,7 @@ def test_a_frontier_is_told_and_drawn(tmp_path):
 def test_a_frontier_without_matplotlib_is_refused_first(monkeypatch):
     monkeypatch.setattr("appliance.bench.frontier.find_spec", lambda name: None)
 
-    with pytest.raises(Exception, match="pip install 'vision-appliance"):
+    with pytest.raises(Exception, match=r"pip install -e '\.\[bench\]'"):
         check_can_draw()
 
 
