@@ -126,6 +126,7 @@ def compare(args: argparse.Namespace) -> dict:
         server.stdin.close()
     cost = {side: ms_per_frame(results) for side, results in rounds.items()}
     asked = {name: value for name, value in vars(args).items() if name not in ("side", "url")}
+    asked["model"] = Path(args.model).name
     ratio = round(cost["worker"] / cost["ultralytics"], 3)
     return {
         "asked": asked,
