@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_EVERY_S = 1.0
 POLL_S = 0.1
-LAST_WORDS_S = 5.0
+LAST_WORDS_S = 12.0
 CHATS_S = 5.0
 
 
