@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
+from appliance.board import BoardWriter
 from vision.annotate import encode_jpeg
 from vision.pixels import shrink
 from vision.types import Frame
@@ -15,20 +15,10 @@ FRAME_SIDE = 1280
 FRAME_QUALITY = 85
 
 
-class Board(Protocol):
-    """Where JPEGs are shown; see `appliance.board.BoardWriter`."""
-
-    def write_frame(self, camera: str, jpeg: bytes) -> None:
-        """Show a camera's newest frame."""
-
-    def forget_frame(self, camera: str) -> None:
-        """Show none of the camera."""
-
-
 class Showing:
     """Holds each camera's newest frame until it is shown; `watched` are the cameras that are looked at."""
 
-    def __init__(self, board: Board, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, board: BoardWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self._board = board
         self._clock = clock
         self._newest: dict[str, Frame] = {}
